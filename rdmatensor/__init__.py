@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from rdmatensor.hooks import bf16_wrapper as bf16_wrapper
     from rdmatensor.memory import Region as Region
     from rdmatensor.memory import RemoteRegion as RemoteRegion
+    from rdmatensor.persistent import PersistentCollective as PersistentCollective
+    from rdmatensor.persistent import PersistentMessage as PersistentMessage
     from rdmatensor.slot import Held as Held
     from rdmatensor.slot import Slot as Slot
     from rdmatensor.slot import SlotSender as SlotSender
@@ -80,6 +82,7 @@ _MODULES = {
     "group": ("Group",),
     "hooks": ("bf16_hook", "bf16_wrapper"),
     "memory": ("Region", "RemoteRegion"),
+    "persistent": ("PersistentCollective", "PersistentMessage"),
     "slot": ("Held", "Slot", "SlotSender"),
     "store": ("FileStore", "Store"),
     "transfer": ("Reception", "Transfer"),

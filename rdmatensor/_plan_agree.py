@@ -102,11 +102,25 @@ def broadcast_all(tensors: Iterable[torch.Tensor], root: int, group: dist.Proces
             data.copy_(flat)
 
 
-def average_bucket(flat: torch.Tensor, label: int, group: dist.ProcessGroup) -> dist.Work:
-    """Start to average a bucket in place, which fails if labels differ."""
-    if flat.is_complex():
-        flat = torch.view_as_real(flat)
-    return backend_of(group)._average_bucket(flat, label)
+class BoundBucket:
+    """The average of a bucket over the group: initialised once, started in each pass."""
+
+    def __init__(self, flat: torch.Tensor, group: dist.ProcessGroup) -> None:
+        """Initialise it; collective over the group."""
+        self._flat = flat
+        self._persistent = backend_of(group)._average_init(_real(flat))
+
+    def start(self, flat: torch.Tensor, label: int) -> dist.Work:
+        """Average the bucket, or a copy of it, in place; fails if the ranks' labels differ."""
+        return self._persistent.start(label, None if flat is self._flat else _real(flat))
+
+    def close(self) -> None:
+        """Let the other ranks' memory go. Idempotent."""
+        self._persistent.close()
+
+
+def _real(flat: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(flat) if flat.is_complex() else flat
 
 
 def refuse(error: PlanMismatch, group: dist.ProcessGroup) -> PlanMismatch:
@@ -117,7 +131,7 @@ def refuse(error: PlanMismatch, group: dist.ProcessGroup) -> PlanMismatch:
     """
     if dist.get_world_size(group) > 1:
         try:
-            average_bucket(torch.zeros(1), _REFUSAL, group).wait()
+            backend_of(group)._average_bucket(torch.zeros(1), _REFUSAL).wait()
         except RuntimeError as other:
             error.__cause__ = other
             backend_of(group).break_group(f"cannot go on with its plan: {error}")

@@ -10,7 +10,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from rdmatensor._plan_agree import LABELS, average_bucket, refuse
+from rdmatensor._plan_agree import LABELS, BoundBucket, refuse
 from rdmatensor._plan_buffers import SentBuffers
 from rdmatensor._plan_costs import Costs
 from rdmatensor._plan_memory import Bucket, Gradient, GradientMemory, PlanMismatch
@@ -40,6 +40,7 @@ class Step:
     def __init__(
         self,
         memory: GradientMemory,
+        bound: list[BoundBucket],
         buffers: SentBuffers,
         check: ModelCheck,
         group: dist.ProcessGroup,
@@ -54,6 +55,7 @@ class Step:
         self.sent_bytes = 0
         self.costs = costs
         self._memory = memory
+        self._bound = bound  # of memory.buckets, in their order
         self._buffers = buffers
         self._check = check
         self._group = group
@@ -68,6 +70,11 @@ class Step:
         self._plan_number = _applied[number]
         _applied[number] += 1
         self._passes_sent = 0
+
+    def close(self) -> None:
+        """Let the memory of the other ranks go. Idempotent."""
+        for bound in self._bound:
+            bound.close()
 
     def is_open(self) -> bool:
         """Whether a backward pass is running, or the last one has raised."""
@@ -186,7 +193,7 @@ class Step:
         flat = self._memory.leaving(bucket)
         self.sent_bytes += flat.nbytes
         with self.costs.posting():
-            work = average_bucket(flat, self._label(bucket.number), self._group)
+            work = self._bound[bucket.number].start(flat, self._label(bucket.number))
         self._flying.append((bucket, flat, work))
 
     def _label(self, bucket: int) -> int:

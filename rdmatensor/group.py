@@ -27,6 +27,7 @@ from rdmatensor._ffi import (
     new_error,
     take,
 )
+from rdmatensor.persistent import PersistentCollective, PersistentMessage
 from rdmatensor.transfer import Reception, Transfer
 from rdmatensor.types import ReduceOp, TensorLike
 
@@ -199,8 +200,99 @@ class Group:
         """Done when every member has called it."""
         return self._start(lib.RDT_COLL_BARRIER, "uint8", 0)
 
+    # ---- what repeats --------------------------------------------------------------------------
+
+    def send_init(self, tensor: TensorLike, dst: int, *, tag: int = 0) -> PersistentMessage:
+        """Initialise a send that is started often; arguments as send(). Not collective."""
+        memory.span(tensor, "send_init")
+        dst = whole_in(dst, self.size - 1, "send_init", "dst")
+        return PersistentMessage(partial(self.send, tensor, dst, tag=tag))
+
+    def recv_init(
+        self, tensor: TensorLike, src: int | None = None, *, tag: int = 0
+    ) -> PersistentMessage:
+        """Initialise a receive that is started often; arguments as recv(). Not collective."""
+        memory.span(tensor, "recv_init", writable=True)
+        if src is not None:
+            src = whole_in(src, self.size - 1, "recv_init", "src")
+        return PersistentMessage(partial(self.recv, tensor, src, tag=tag))
+
+    def broadcast_init(self, tensor: TensorLike, root: int = 0) -> PersistentCollective:
+        """Initialise a broadcast() that is started often; collective, waits for all members."""
+        dtype, shape = memory.describe_tensor(tensor, "broadcast_init")
+        return self._init(lib.RDT_COLL_BROADCAST, dtype, math.prod(shape), recv=tensor, root=root)
+
+    def all_reduce_init(
+        self, tensor: TensorLike, op: ReduceOp = "sum", *, out: TensorLike | None = None
+    ) -> PersistentCollective:
+        """Initialise an all_reduce() that is started often; collective, waits for all members.
+
+        Args:
+            tensor: Any shape, the same on all members.
+            op: The reduction.
+            out: As many elements; None reduces in place.
+
+        Returns:
+            What to start in each step. Close it when it is not needed any more.
+
+        Raises:
+            Mismatch: Members initialised different ones; the group stays usable.
+            PeerError: A member died or left.
+        """
+        dtype, shape = memory.describe_tensor(tensor, "all_reduce_init")
+        into = tensor if out is None else _like(out, dtype, math.prod(shape), "all_reduce_init")
+        return self._init(
+            lib.RDT_COLL_ALLREDUCE, dtype, math.prod(shape), send=tensor, recv=into, op=op
+        )
+
+    def all_gather_init(self, out: TensorLike, tensor: TensorLike) -> PersistentCollective:
+        """Initialise an all_gather() that is started often; collective, waits for all members."""
+        dtype, shape = memory.describe_tensor(tensor, "all_gather_init")
+        count = math.prod(shape)
+        _like(out, dtype, count * self.size, "all_gather_init")
+        return self._init(lib.RDT_COLL_ALLGATHER, dtype, count, send=tensor, recv=out)
+
+    def reduce_scatter_init(
+        self, out: TensorLike, tensor: TensorLike, op: ReduceOp = "sum"
+    ) -> PersistentCollective:
+        """Initialise a reduce_scatter() that is started often; collective, waits for all."""
+        dtype, shape = memory.describe_tensor(out, "reduce_scatter_init")
+        count = math.prod(shape)
+        _like(tensor, dtype, count * self.size, "reduce_scatter_init")
+        return self._init(lib.RDT_COLL_REDUCE_SCATTER, dtype, count, send=tensor, recv=out, op=op)
+
+    def _init(
+        self, collective: int, dtype: str, count: int, **tensors: TensorLike | str | int | None
+    ) -> PersistentCollective:
+        call = f"{_NAMES[collective]}_init"
+        args, pins = self._args(call, collective, dtype, count, **tensors)  # type: ignore[arg-type]
+        frame = take()
+        out, exchange, err = ffi.new("rdt_persistent **"), frame.transfer, frame.err
+        check(lib.rdt_coll_init(self._handle.get(call), args, out, exchange, err), call, err)
+        handle = self._core.adopt(Handle(call, out[0], lib.rdt_coll_free))
+        try:
+            Transfer(self._core, frame, pins, partial(self._what, call, count)).wait()
+            err = new_error()
+            check(lib.rdt_coll_bind(handle.get(call), err), call, err)
+        except BaseException:
+            self._core.release(handle)
+            raise
+        what = partial(self._what, _NAMES[collective], count)
+        return PersistentCollective(self._core, handle, pins, what)
+
     def _start(
+        self, collective: int, dtype: str, count: int, **tensors: TensorLike | str | int | None
+    ) -> Transfer:
+        call = _NAMES[collective]
+        args, pins = self._args(call, collective, dtype, count, **tensors)  # type: ignore[arg-type]
+        frame = take()
+        out, err = frame.transfer, frame.err
+        check(lib.rdt_coll_post(self._handle.get(call), args, out, err), call, err)
+        return Transfer(self._core, frame, pins, partial(self._what, call, count))
+
+    def _args(
         self,
+        call: str,
         collective: int,
         dtype: str,
         count: int,
@@ -209,8 +301,8 @@ class Group:
         recv: TensorLike | None = None,
         op: str = "sum",
         root: int = 0,
-    ) -> Transfer:
-        call = _NAMES[collective]
+    ) -> tuple[CData, list[CData]]:
+        """Make struct rdt_coll_args, and what keeps its tensors alive."""
         if not isinstance(op, str) or op not in REDUCE_OPS:
             raise invalid(call, f"op {op!r} is not one of {', '.join(REDUCE_OPS)}")
         root = whole_in(root, self.size - 1, call, "root")
@@ -228,10 +320,7 @@ class Group:
             data, _ = memory.span(recv, call, writable=True)
             args.recv = data
             pins.append(data)
-        frame = take()
-        out, err = frame.transfer, frame.err
-        check(lib.rdt_coll_post(self._handle.get(call), args, out, err), call, err)
-        return Transfer(self._core, frame, pins, partial(self._what, call, count))
+        return args, pins
 
     # ---- the end -------------------------------------------------------------------------------
 

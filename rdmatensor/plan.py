@@ -30,6 +30,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from graph_analysis import TransferPlan
 from rdmatensor import _record
 from rdmatensor._plan_agree import (
+    BoundBucket,
     broadcast_all,
     check_layouts,
     check_plan,
@@ -174,9 +175,10 @@ class PlannedModel:
             raise
         self._memory, self._buffers = memory, buffers
         broadcast_all([*model.parameters(), *model.buffers()], self._root, self._group)
+        bound = [BoundBucket(bucket.flat, self._group) for bucket in memory.buckets]
         costs = Costs(default_context(), memory.counts, buffers)
         self._check = ModelCheck(model, memory.gradients, held_weakly(self._on_unplanned))
-        self._step = Step(memory, buffers, self._check, self._group, costs)
+        self._step = Step(memory, bound, buffers, self._check, self._group, costs)
         self._step.finds_unused = find_unused_parameters
         _record.know(model, buffers)
         self._hooks = [
@@ -273,6 +275,7 @@ class PlannedModel:
         self._hooks = []
         self._outputs.clear()
         self._let_go(self._memory)
+        self._step.close()
         self._buffers.close()
 
     # ---- hooks of the model and the optimizer ----------------------------------------------------

@@ -383,6 +383,7 @@ Backend::shutdown()
     } catch (...) { /* Ctrl-C: shut the group down anyway */
         interrupted = std::current_exception();
     }
+    const std::lock_guard only_one(shutdown_mutex_);
     std::unique_lock lock(group_mutex_, std::defer_lock);
     /* A thread that only reads the group's state releases the lock soon. Do not abort for it: the
      * peers see an abort. */
@@ -401,7 +402,10 @@ Backend::shutdown()
     recorder_.stop("the group was shut down");
     in_flight_->watch(nullptr);
     rendezvous_->watch(nullptr);
-    rdt_group_destroy(std::exchange(group_, nullptr));
+    rdt_group *const group = std::exchange(group_, nullptr);
+    lock.unlock(); /* a start holds its persistent collective's lock and waits for this one */
+    close_persistents();
+    rdt_group_destroy(group);
     if (interrupted)
         std::rethrow_exception(interrupted);
 }

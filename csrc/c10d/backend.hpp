@@ -22,6 +22,7 @@
 
 #include "c10d/batch.hpp"
 #include "c10d/coalesce.hpp"
+#include "c10d/persistent.hpp"
 #include "c10d/record/recorder.hpp"
 #include "c10d/rendezvous/rendezvous.hpp"
 #include "c10d/tensors.hpp"
@@ -134,6 +135,11 @@ class Backend final : public c10d::Backend
     /* Averages in place, asynchronously. Members that pass different labels fail with
      * RDT_EMISMATCH. */
     WorkPtr average_bucket(const at::Tensor &bucket, uint32_t label);
+    /* persistent.cpp: initialises an average of the tensor in place; waits for all members, which
+     * call it in the order of their collectives. */
+    std::shared_ptr<Persistent> average_init(const at::Tensor &tensor);
+    /* For Persistent. */
+    WorkPtr start_persistent(const at::Tensor &tensor, const PersistentStart &given);
     WorkPtr allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &opts) override;
     WorkPtr allreduce_coalesced(Tensors &tensors,
                                 const c10d::AllreduceCoalescedOptions &opts) override;
@@ -198,6 +204,9 @@ class Backend final : public c10d::Backend
     rdt_transfer *run_at_once(Operation &operation, const Call &call);
     WorkPtr work_of(Operation &operation, rdt_transfer *transfer);
     WorkPtr start(Operation operation, const std::vector<Call> &calls);
+    std::shared_ptr<Persistent> post_exchange(Operation &operation, const rdt_coll_args &args,
+                                              const at::Tensor &tensor, WorkPtr &exchange);
+    void close_persistents() noexcept;
     WorkPtr noted(WorkPtr work);
     void attend_if_hooked(const c10::intrusive_ptr<Work> &work) noexcept;
     void record(const Operation &operation, const std::vector<Call> &calls);
@@ -231,6 +240,9 @@ class Backend final : public c10d::Backend
     std::mutex batches_mutex_;
     std::map<std::thread::id, Batch::Parts> batches_; /* by coalescing thread */
     std::atomic<unsigned> batch_count_{0};            /* size of batches_ */
+    std::mutex shutdown_mutex_;                       /* before the others */
+    std::mutex persistents_mutex_;
+    std::vector<std::weak_ptr<Persistent>> persistents_; /* those that may be open */
     std::shared_mutex group_mutex_; /* shared by calls on group_, exclusive in shutdown() */
     rdt_group *group_ = nullptr;    /* NULL once shut down */
 };

@@ -18,10 +18,14 @@ begin_call(rdt_group *group, const Call &call, uint32_t flags, rdt_transfer **ou
     rdt_coll_args args = call.args;
 
     args.flags |= flags;
+    if (call.persistent != nullptr && call.aside != nullptr)
+        return rdt_coll_start_aside(call.persistent, call.aside, args.flags, out, error);
+    if (call.persistent != nullptr)
+        return rdt_coll_start(call.persistent, args.flags, out, error);
     if (call.parts.empty())
         return rdt_coll_post(group, &args, out, error);
     return rdt_coll_post_packed(group, &args, call.parts.data(),
-                                 static_cast<uint32_t>(call.parts.size()), out, error);
+                                static_cast<uint32_t>(call.parts.size()), out, error);
 }
 
 /* The open pack of this kind, or nullptr. */

@@ -21,6 +21,8 @@ namespace rdmatensor
 struct Call {
     rdt_coll_args args;
     std::vector<rdt_coll_part> parts; /* not empty: the tensors to pack, instead of those in args */
+    rdt_persistent *persistent = nullptr; /* to start, instead; of args only the flags count */
+    void *aside = nullptr;                /* its memory in this start; null: the bound tensor */
 
     Call(const rdt_coll_args &of) : args(of) {} // NOLINT: a plain call is what args say
 };

@@ -314,6 +314,15 @@ bind_groups(py::module_ &m)
     py::class_<Backend::Options, c10::intrusive_ptr<Backend::Options>, c10d::Backend::Options>(
         m, "Options")
         .def(py::init<Milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout);
+    py::class_<Persistent, std::shared_ptr<Persistent>>(m, "Persistent")
+        .def(
+            "start",
+            [](Persistent &self, uint32_t label, const std::optional<at::Tensor> &aside) {
+                return self.start(label, aside.value_or(at::Tensor()));
+            },
+            py::arg("label") = 0, py::arg("aside") = std::nullopt, Unlocked())
+        .def("run", &Persistent::run, Unlocked())
+        .def("close", &Persistent::close, Unlocked());
     /* torch binds these for its own backends, but not for their base class. */
     py::class_<Backend, c10::intrusive_ptr<Backend>, c10d::Backend>(m, "Backend")
         .def_property_readonly("options", &Backend::getBackendOptions)
@@ -325,6 +334,7 @@ bind_groups(py::module_ &m)
         .def("recorded", &recorded_as_dict)
         .def("_average_bucket", &Backend::average_bucket, py::arg("bucket"), py::arg("label"),
              Unlocked())
+        .def("_average_init", &Backend::average_init, py::arg("tensor"), Unlocked())
         .def("break_group", &Backend::break_group, py::arg("reason"), Unlocked())
         .def("everyone", &Backend::everyone, py::arg("what"), py::arg("mine"), Unlocked())
         .def("_set_default_timeout", &Backend::setTimeout, py::arg("timeout"), Unlocked());

@@ -84,7 +84,7 @@ static void
 fini(struct rdti_coll *coll)
 {
     if (coll->is_start) {
-        if (coll->algorithm->rest != NULL)
+        if (!coll->is_fresh)
             coll->algorithm->rest(coll);
         else
             coll->algorithm->release(coll);

@@ -50,7 +50,7 @@ struct rdti_coll_algorithm {
     /* What it waits for right now, e.g. "nothing from rank 3"; for messages. Returns the group's
      * rank of the only member that it waits for, or RDT_SOURCE_ANY. */
     uint32_t (*describe)(const struct rdti_coll *coll, char *text, size_t cap);
-    /* Makes what prepare() built ready for another run; done. NULL: each run is prepared anew. */
+    /* Makes what prepare() built ready for another run; done. NULL: prepare() comes before each run. */
     void (*rest)(struct rdti_coll *coll);
     /* Undoes prepare(); quiet or done. */
     void (*release)(struct rdti_coll *coll);
@@ -69,6 +69,8 @@ struct rdti_coll {
      * if not is_start, the exchange that initialises it. NULL: neither. */
     struct rdt_persistent *persistent;
     bool is_start;
+    bool is_fresh; /* this start was prepared for itself alone */
+    bool is_aside; /* this start has memory of its own */
     /* For a part of a hierarchical one, which some members do among themselves: the collective that
      * it belongs to, and those members; its rank, size and root are positions among them. */
     const struct rdti_coll *whole;

@@ -223,9 +223,16 @@ persistent_take(struct rdt_persistent *p, struct rdt_error *err)
     return rdti_error_set(err, RDT_EINVAL, 0, "its initialisation failed");
 }
 
-/* A run of it. On failure nothing of the run is left. */
+/* A schedule has the addresses of what it sends and receives, boards do not. */
+static bool
+persistent_is_fresh(const struct rdt_persistent *p, const void *aside)
+{
+    return !p->is_reused || (aside != NULL && !p->coll.algorithm->is_on_boards);
+}
+
+/* A run of it; aside as in persistent_start(). On failure nothing of the run is left. */
 static rdt_status
-persistent_run(struct rdt_persistent *p, uint32_t flags, struct rdti_coll **out,
+persistent_run(struct rdt_persistent *p, uint32_t flags, void *aside, struct rdti_coll **out,
                struct rdt_error *err)
 {
     struct rdti_coll *coll = malloc(sizeof(*coll));
@@ -237,13 +244,20 @@ persistent_run(struct rdt_persistent *p, uint32_t flags, struct rdti_coll **out,
     coll->args.flags = flags;
     coll->start_ns = rdti_now_ns();
     coll->timeout_ns = rdti_coll_timeout(coll);
-    if (!p->is_reused) {
+    coll->is_fresh = persistent_is_fresh(p, aside);
+    if (aside != NULL) {
+        coll->is_aside = true;
+        coll->args.send = aside;
+        coll->args.recv = aside;
+    }
+    if (coll->is_fresh) {
+        coll->schedule = (struct rdti_schedule){0};
         coll->algorithm = rdti_coll_choose(coll);
         status = coll->algorithm->prepare(coll, err);
     }
     if (status == RDT_OK) {
         status = rdti_coll_make_transfer(coll, err);
-        if (status != RDT_OK && !p->is_reused)
+        if (status != RDT_OK && coll->is_fresh)
             coll->algorithm->release(coll);
     }
     if (status != RDT_OK)
@@ -253,8 +267,24 @@ persistent_run(struct rdt_persistent *p, uint32_t flags, struct rdti_coll **out,
     return status;
 }
 
+rdt_status
+rdt_coll_bind(rdt_persistent *p, struct rdt_error *err)
+{
+    if (p == NULL)
+        return rdti_error_set(err, RDT_EINVAL, 0, "rdt_coll_bind: persistent is NULL");
+    rdt_status status = persistent_take(p, err);
+    if (status == RDT_OK) {
+        status = p->is_bound ? RDT_OK : persistent_bind(p, err);
+        atomic_store_explicit(&p->state, IDLE, memory_order_release); /* as in _end() */
+    }
+    return status == RDT_OK
+               ? status
+               : rdti_coll_name_operation(rdti_coll_name(p->coll.args.op), status, err);
+}
+
+/* aside: memory of this start, or NULL: the bound tensors. */
 static rdt_status
-persistent_start(struct rdt_persistent *p, uint32_t flags, rdt_transfer **out,
+persistent_start(struct rdt_persistent *p, uint32_t flags, void *aside, rdt_transfer **out,
                  struct rdt_error *err)
 {
     struct rdt_coll_args wanted = p->coll.args;
@@ -272,7 +302,7 @@ persistent_start(struct rdt_persistent *p, uint32_t flags, rdt_transfer **out,
     if (!p->is_bound)
         status = persistent_bind(p, err);
     if (status == RDT_OK)
-        status = persistent_run(p, flags, &coll, err);
+        status = persistent_run(p, flags, aside, &coll, err);
     if (status != RDT_OK) {
         atomic_store_explicit(&p->state, IDLE, memory_order_release); /* as in _end() */
         return status;
@@ -281,14 +311,35 @@ persistent_start(struct rdt_persistent *p, uint32_t flags, rdt_transfer **out,
     return rdti_coll_begin(coll, out, err);
 }
 
+static rdt_status
+persistent_start_named(struct rdt_persistent *p, uint32_t flags, void *aside, rdt_transfer **out,
+                       struct rdt_error *err)
+{
+    const rdt_status status = persistent_start(p, flags, aside, out, err);
+
+    return status == RDT_OK
+               ? status
+               : rdti_coll_name_operation(rdti_coll_name(p->coll.args.op), status, err);
+}
+
 rdt_status
 rdt_coll_start(rdt_persistent *p, uint32_t flags, rdt_transfer **out, struct rdt_error *err)
 {
     if (p == NULL || out == NULL)
         return rdti_error_set(err, RDT_EINVAL, 0, "rdt_coll_start: %s is NULL",
                               p == NULL ? "persistent" : "out");
-    const rdt_status status = persistent_start(p, flags, out, err);
-    return status == RDT_OK
-               ? status
-               : rdti_coll_name_operation(rdti_coll_name(p->coll.args.op), status, err);
+    return persistent_start_named(p, flags, NULL, out, err);
+}
+
+rdt_status
+rdt_coll_start_aside(rdt_persistent *p, void *memory, uint32_t flags, rdt_transfer **out,
+                     struct rdt_error *err)
+{
+    if (p == NULL || memory == NULL || out == NULL)
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "rdt_coll_start_aside: persistent, memory or out is NULL");
+    if (p->coll.args.op != RDT_COLL_ALLREDUCE)
+        return rdti_error_set(err, RDT_EINVAL, 0, "%s: only all_reduce takes other memory",
+                              rdti_coll_name(p->coll.args.op));
+    return persistent_start_named(p, flags, memory, out, err);
 }

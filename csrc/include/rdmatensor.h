@@ -906,8 +906,8 @@ RDT_API RDT_NODISCARD rdt_status rdt_coll_post(rdt_group *group, const struct rd
  * Persistent collectives, as MPI-4 has them: what repeats is initialised once and started often.
  *
  * rdt_coll_init() is called by all members in the order of their collectives, with arguments that
- * agree. It copies the arguments and begins an exchange; wait for the transfer before the first
- * start. The first start compares what the members initialised, chooses the algorithm, builds its
+ * agree. It copies the arguments and begins an exchange; wait for the transfer, then call
+ * rdt_coll_bind(). That compares what the members initialised, chooses the algorithm, builds its
  * schedule and takes its temporary memory. From then on a start writes and reads. Where all members
  * are on one host and their tensors in arenas, members use each other's tensors in place (ALLREDUCE
  * with send == recv, ALLGATHER, REDUCE_SCATTER, BROADCAST).
@@ -919,16 +919,25 @@ RDT_API RDT_NODISCARD rdt_status rdt_coll_post(rdt_group *group, const struct rd
 RDT_API RDT_NODISCARD rdt_status rdt_coll_init(rdt_group *group, const struct rdt_coll_args *args,
                                                rdt_persistent **out, rdt_transfer **exchange_out,
                                                struct rdt_error *err);
+/* Not collective; the first start does it if it was not called. RDT_EMISMATCH: members initialised
+ * different ones; the group stays usable. RDT_EBUSY: the exchange has not ended. RDT_EINVAL: it
+ * failed. RDT_ENOMEM. */
+RDT_API RDT_NODISCARD rdt_status rdt_coll_bind(rdt_persistent *persistent, struct rdt_error *err);
 /*
  * Start it. flags: RDT_COLL_SPIN, and for ALLREDUCE RDT_COLL_LABEL().
  *   RDT_EBUSY      the exchange or the last start has not ended
- *   RDT_EINVAL     the exchange failed
- *   RDT_EMISMATCH  members initialised different ones; the group stays usable. If members start
- *                  different ones, their transfers end with it, and the group.
+ *   RDT_EMISMATCH  as rdt_coll_bind(). If members start different ones, their transfers end with
+ *                  it, and the group.
  *   RDT_EPEER      a member left or died, or the group broke; RDT_ECLOSED the group was destroyed
  */
 RDT_API RDT_NODISCARD rdt_status rdt_coll_start(rdt_persistent *persistent, uint32_t flags,
                                                 rdt_transfer **out, struct rdt_error *err);
+/* The same for ALLREDUCE, which in this start on this member reads and writes `memory`, of as many
+ * elements, in place of its tensors, which peers do not use meanwhile. RDT_EINVAL also for another
+ * operation. */
+RDT_API RDT_NODISCARD rdt_status rdt_coll_start_aside(rdt_persistent *persistent, void *memory,
+                                                      uint32_t flags, rdt_transfer **out,
+                                                      struct rdt_error *err);
 /* Not collective. What is in flight goes on, with its memory. NULL is legal. Call it before
  * rdt_context_close(). */
 RDT_API void rdt_coll_free(rdt_persistent *persistent);

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from rdmatensor import (
+    Closed,
     Context,
     FileStore,
     Group,
@@ -183,5 +184,64 @@ def test_arguments_that_are_refused(run: Callable[[Work], list[object]]) -> None
         for call in calls:
             with pytest.raises(InvalidArgument):
                 call()
+
+    run(work)
+
+
+@pytest.mark.parametrize("count", [1, 1000, 300_001])
+def test_persistent_collectives(run: Callable[[Work], list[object]], count: int) -> None:
+    def work(group: Group) -> None:
+        rank, last = group.rank, SIZE - 1
+        total = np.zeros(count, np.float32)
+        sent = np.zeros(count, np.float32)
+        gathered = np.zeros(SIZE * count, np.float32)
+        blocks = np.zeros(SIZE * count, np.float32)
+        block = np.zeros(count, np.float32)
+        with (
+            group.all_reduce_init(total) as all_reduce,
+            group.broadcast_init(sent, last) as broadcast,
+            group.all_gather_init(gathered, sent) as all_gather,
+            group.reduce_scatter_init(block, blocks, "max") as reduce_scatter,
+        ):
+            for step in range(3):
+                total[:] = rank + step
+                sent[:] = rank * 10 + step
+                blocks[:] = np.repeat(np.arange(SIZE), count) + step * rank
+                for each in [all_reduce, all_gather, reduce_scatter]:
+                    each.start().wait()
+                assert (total == sum(range(SIZE)) + SIZE * step).all()
+                assert (gathered == np.repeat(np.arange(SIZE) * 10 + step, count)).all()
+                assert (block == rank + step * last).all()
+                broadcast.start().wait()
+                assert (sent == last * 10 + step).all()
+        with pytest.raises(Closed):
+            all_reduce.start()
+
+    run(work)
+
+
+def test_persistent_messages(run: Callable[[Work], list[object]]) -> None:
+    def work(group: Group) -> None:
+        out, into = np.zeros(5000, np.float32), np.zeros(5000, np.float32)
+        send = group.send_init(out, (group.rank + 1) % SIZE)
+        recv = group.recv_init(into, (group.rank - 1) % SIZE)
+        for step in range(4):
+            out[:] = group.rank + step * 10
+            arriving = recv.start()
+            send.start().wait()
+            arriving.wait()
+            assert (into == (group.rank - 1) % SIZE + step * 10).all()
+
+    run(work)
+
+
+def test_members_that_initialise_different_ones_learn_it(
+    run: Callable[[Work], list[object]],
+) -> None:
+    def work(group: Group) -> None:
+        tensor = np.ones(5 if group.rank == 1 else 4, np.float32)
+        with pytest.raises(Mismatch, match=r"all_reduce \(sum\) of"):
+            group.all_reduce_init(tensor)
+        group.barrier().wait()
 
     run(work)

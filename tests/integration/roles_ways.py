@@ -6,6 +6,7 @@ import copy
 import functools
 import gc
 import io
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -201,7 +202,14 @@ def memory(_rank: int, world: int) -> dict[str, Any]:
         "gradients": sum(p.nbytes for p in first.parameters()),
     }
     optimizer = torch.optim.SGD(first.parameters(), lr=0.01)
-    rdmatensor.plan.apply(first, plan, optimizer).close()  # paths are there
+    planned = rdmatensor.plan.apply(first, plan, optimizer)
+    with_first = _allocated()
+    planned.close()  # paths are there
+    del planned
+    dist.barrier()
+    deadline_s = time.monotonic() + 20
+    while _allocated() == with_first and time.monotonic() < deadline_s:
+        time.sleep(0.01)  # the other rank lets the memory go
     optimizer = torch.optim.SGD(second.parameters(), lr=0.01)
     before = _allocated()
     planned = rdmatensor.plan.apply(second, plan, optimizer)

@@ -2,7 +2,8 @@
  * Landings: the tensors of a persistent collective, which the members hold from its initialisation
  * on. A start takes two ticks. The first says that the member's tensor may be used, the second that
  * the member uses no other one any more. Between them each member reads, and for all_reduce writes,
- * the tensors themselves, with no copy through a stage.
+ * the tensors themselves, with no copy through a stage. A member whose all_reduce has other memory
+ * in this start says so in the first tick, and then all go over the stages.
  */
 #include <sched.h>
 #include <stdlib.h>
@@ -136,10 +137,13 @@ work(struct rdti_coll *coll)
 static rdt_status
 fill(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 {
-    (void)err;
+    uint8_t *payload = rdti_direct_line(coll, coll->rank)->u.payload;
+
     if (step > 0)
-        return rdti_placed_work(coll, work);
-    rdti_put_u64(rdti_direct_line(coll, coll->rank)->u.payload, coll->direct.number);
+        return coll->direct.placed != NULL ? rdti_placed_work(coll, work)
+                                           : rdti_shares_fill(coll, step, err);
+    rdti_put_u64(payload, coll->direct.number);
+    rdti_put_u64(payload + 8, coll->is_aside ? 1 : 0);
     return RDT_OK;
 }
 
@@ -147,8 +151,14 @@ fill(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 static rdt_status
 use(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 {
-    for (uint32_t i = 0; i < coll->size && step == 0; i++) {
-        const uint64_t theirs = rdti_get_u64(rdti_direct_line(coll, i)->u.payload);
+    bool is_aside = false;
+
+    if (step > 0)
+        return coll->direct.placed != NULL ? RDT_OK : rdti_shares_use(coll, step, err);
+    for (uint32_t i = 0; i < coll->size; i++) {
+        const uint8_t *payload = rdti_direct_line(coll, i)->u.payload;
+        const uint64_t theirs = rdti_get_u64(payload);
+        is_aside |= rdti_get_u64(payload + 8) != 0;
         if (i == coll->rank || theirs == coll->direct.number)
             continue;
         return rdti_error_set(err, RDT_EMISMATCH, 0,
@@ -157,6 +167,12 @@ use(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
                               rdti_coll_rank_name(coll, i).text, (unsigned long long)theirs,
                               rdti_coll_rank_name(coll, coll->rank).text,
                               (unsigned long long)coll->direct.number);
+    }
+    if (is_aside) {
+        coll->direct.placed = NULL; /* the persistent collective keeps it */
+        coll->direct.room = RDTI_ROOM_STAGE;
+        coll->direct.first = 1;
+        rdti_shares_plan(coll);
     }
     return RDT_OK;
 }

@@ -62,8 +62,8 @@ rdti_schedule_temp(struct rdti_coll *coll, uint64_t len_bytes)
 
     if (s->status != RDT_OK)
         return NULL;
-    temp = coll->persistent != NULL && coll->is_start ? owned_temp(coll, len_bytes)
-                                                      : kept_temp(coll, len_bytes);
+    temp = coll->is_start && !coll->is_fresh ? owned_temp(coll, len_bytes)
+                                             : kept_temp(coll, len_bytes);
     if (temp != NULL)
         return temp;
     /* The size is bounded by a buffer that the caller has, so rounding up cannot overflow. */

@@ -127,35 +127,46 @@ wanted(const struct side *side, unsigned serial, uint64_t at)
     const uint32_t member = (uint32_t)(at / count);
 
     switch (side->args.op) {
-    case RDT_COLL_ALLREDUCE:
-        return member == 0 ? sum_of(0, serial, at) : -1;
-    case RDT_COLL_REDUCE:
-        return member == 0 && rank == root ? sum_of(0, serial, at) : -1;
-    case RDT_COLL_BROADCAST:
-        return member == 0 ? value_of(root, 0, serial, at) : -1;
-    case RDT_COLL_ALLGATHER:
-        return value_of(member, 0, serial, at % count);
-    case RDT_COLL_GATHER:
-        return rank == root ? value_of(member, 0, serial, at % count) : -1;
     case RDT_COLL_REDUCE_SCATTER:
-        return member == 0 ? sum_of(rank, serial, at) : -1;
+        return sum_of(rank, serial, at);
     case RDT_COLL_SCATTER:
-        return member == 0 ? value_of(root, rank, serial, at) : -1;
+        return value_of(root, rank, serial, at);
+    case RDT_COLL_BROADCAST:
+        return value_of(root, 0, serial, at);
+    case RDT_COLL_ALLGATHER:
+    case RDT_COLL_GATHER:
+        return value_of(member, 0, serial, at % count);
     case RDT_COLL_ALLTOALL:
         return value_of(member, rank, serial, at % count);
-    default:
-        return -1;
+    default: /* RDT_COLL_ALLREDUCE, RDT_COLL_REDUCE */
+        return sum_of(0, serial, at);
     }
+}
+
+/* Elements of the output; what is after them stays -1. */
+static uint64_t
+output_count(const struct side *side)
+{
+    const uint32_t op = side->args.op;
+    const uint64_t count = side->args.count;
+
+    if ((op == RDT_COLL_REDUCE || op == RDT_COLL_GATHER) && side->group->rank != side->args.root)
+        return 0;
+    return op == RDT_COLL_ALLGATHER || op == RDT_COLL_GATHER || op == RDT_COLL_ALLTOALL
+               ? count * world.size
+               : count;
 }
 
 static void
 check(const struct side *side, unsigned serial)
 {
-    for (uint64_t i = 0; i < side->args.count * world.size; i++)
-        CHECK_MSG(side->recv[i] == wanted(side, serial, i),
+    for (uint64_t i = 0; i < side->args.count * world.size; i++) {
+        const float value = i < output_count(side) ? wanted(side, serial, i) : -1;
+        CHECK_MSG(side->recv[i] == value,
                   "operation %u, rank %u of %u, start %u, element %llu: %f, not %f", side->args.op,
                   side->group->rank, world.size, serial, (unsigned long long)i,
-                  (double)side->recv[i], (double)wanted(side, serial, i));
+                  (double)side->recv[i], (double)value);
+    }
     CHECK(side->recv[side->args.count * world.size] == 77);
 }
 
@@ -215,6 +226,37 @@ overlap(rdt_group *group)
     }
     for (unsigned i = 0; i < PERSISTENTS; i++)
         side_close(&sides[i]);
+}
+
+/* One rank, another one each time, has its values elsewhere. */
+static void
+start_aside(rdt_group *group)
+{
+    for (unsigned c = 0; c < COUNT_CASES; c++) {
+        struct side side;
+        side_open(&side, group, RDT_COLL_ALLREDUCE, counts[c]);
+        float *bound = side.recv;
+        float *other = malloc((counts[c] * world.size + 1) * sizeof(*other));
+        CHECK_NOT_NULL(other);
+        for (unsigned serial = 0; serial < world.size + 1; serial++) {
+            struct rdt_error err = {0};
+            rdt_transfer *t = NULL;
+            const bool is_aside = serial == group->rank;
+            side.recv = is_aside ? other : bound;
+            put(&side, serial);
+            bound[0] = is_aside ? 99 : bound[0];
+            if (is_aside)
+                CHECK_OK(rdt_coll_start_aside(side.persistent, other, 0, &t, &err), &err);
+            else
+                t = start(&side, 0);
+            finish(&side, t);
+            check(&side, serial);
+            CHECK(!is_aside || bound[0] == 99);
+        }
+        side.recv = bound;
+        side_close(&side);
+        free(other);
+    }
 }
 
 static void
@@ -318,6 +360,7 @@ run_rank(void *arg)
 {
     repeat(arg);
     overlap(arg);
+    start_aside(arg);
     return NULL;
 }
 

@@ -1,0 +1,113 @@
+"""Operations that repeat: initialised once, started often."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from types import TracebackType
+
+from rdmatensor._core import Core
+from rdmatensor._ffi import CData, Handle, check, lib, take
+from rdmatensor.transfer import Transfer
+
+
+class PersistentCollective:
+    """A collective over fixed tensors; made by the ``*_init()`` methods of a Group.
+
+    What does not change between two runs is done once: arguments are checked and compared among the
+    members, the algorithm is chosen, its schedule is built, temporary memory is taken, and peers
+    learn where the tensors lie. A start then only writes and reads. Where all members are on one
+    host and their tensors come from ``Context.empty()``, large tensors are used in place.
+
+    Members start the same ones in the same order. The next start needs the end of the last one.
+
+    Ownership: it keeps its tensors alive until ``close()``. A source must not change, and a
+        destination must not be used, from a start until its Transfer is done.
+    Threads: any thread, one start at a time.
+
+    Example:
+        >>> with group.all_reduce_init(gradient, "avg") as average:  # doctest: +SKIP
+        ...     for step in range(steps):
+        ...         compute(gradient)
+        ...         average.start().wait()
+    """
+
+    def __init__(
+        self, core: Core, handle: Handle, pins: list[CData], what: Callable[[], str]
+    ) -> None:
+        self._core = core
+        self._handle = handle
+        self._pins = pins
+        self._what = what
+
+    def start(self) -> Transfer:
+        """Start it; reads what is in the tensors now.
+
+        Returns:
+            The run in flight.
+
+        Raises:
+            Busy: The last start has not ended.
+            Closed: It, its group or its context was closed.
+            PeerError: A member died or left, or the group broke.
+        """
+        frame = take()
+        out, err = frame.transfer, frame.err
+        check(lib.rdt_coll_start(self._handle.get("start"), 0, out, err), "start", err)
+        return Transfer(self._core, frame, self._pins, self._what)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether close() was called, here or by the context."""
+        return self._handle.ptr is None
+
+    def close(self) -> None:
+        """Free it; not collective. A start in flight goes on. Idempotent."""
+        self._core.release(self._handle)
+
+    def __enter__(self) -> PersistentCollective:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<PersistentCollective {self._what()}{' (closed)' if self.is_closed else ''}>"
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", None)
+        if handle is not None and handle.ptr is not None and not self._core.is_foreign:
+            warnings.warn(f"{self!r} was dropped without close()", ResourceWarning, stacklevel=2)
+
+
+class PersistentMessage:
+    """A send or a receive over a fixed tensor; made by Group.send_init() and Group.recv_init().
+
+    A receive that is posted again at the same address announces its place once; from then on each
+    start of the receive is a credit, and each start of the send one write into the place.
+
+    Example:
+        >>> activation = group.recv_init(buffer, src=0)  # doctest: +SKIP
+        >>> for batch in range(batches):
+        ...     activation.start().wait()
+    """
+
+    def __init__(self, begin: Callable[[], Transfer]) -> None:
+        self._begin = begin
+
+    def start(self) -> Transfer:
+        """Post the message; several may be in flight, and match in order.
+
+        Returns:
+            The message in flight; a Reception for a receive.
+
+        Raises:
+            Closed: The group or its context was closed.
+            PeerError: The member died or left, or the group broke.
+        """
+        return self._begin()
