@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -19,13 +19,20 @@ LABELS = _REFUSAL - 1  # of buckets, from 1
 Made = TypeVar("Made")
 
 
-def check_plan(plan: TransferPlan, group: dist.ProcessGroup) -> None:
-    """Compare the plans of all ranks of the group, before any address is used."""
+def check_plan(
+    plan: TransferPlan, group: dist.ProcessGroup, *, find_unused_parameters: bool
+) -> None:
+    """Compare the plans and options of all ranks of the group, before any address is used."""
     world = dist.get_world_size(group)
-    mine = (plan.fingerprint(), plan.strategy.kind, plan.strategy.world_size)
+    strategy = plan.strategy
+    mine = (plan.fingerprint(), strategy.kind, strategy.world_size, find_unused_parameters)
     others: list[Any] = [None] * world
     dist.all_gather_object(others, mine, group=group)
-    for rank, (_, kind, planned) in enumerate(others):  # each rank checks all, and raises alike
+    for rank, (_, kind, planned, finds) in enumerate(others):  # each rank checks all
+        if finds != others[0][3]:
+            raise PlanMismatch(
+                f"find_unused_parameters is {finds} on rank {rank}, {others[0][3]} on rank 0"
+            )
         if kind != "data_parallel" or planned != world:
             raise InvalidArgument(
                 "RDT_EINVAL",
@@ -102,13 +109,24 @@ def broadcast_all(tensors: Iterable[torch.Tensor], root: int, group: dist.Proces
             data.copy_(flat)
 
 
+class _Persistent(Protocol):
+    """rdmatensor._c10d.Persistent: an average that is initialised once and started often."""
+
+    def start(self, label: int, aside: torch.Tensor | None) -> dist.Work:
+        """Average the tensor, or the one given for this start alone, in place."""
+
+    def close(self) -> None:
+        """Free it, and let its tensor go. Idempotent."""
+
+
 class BoundBucket:
     """The average of a bucket over the group: initialised once, started in each pass."""
 
     def __init__(self, flat: torch.Tensor, group: dist.ProcessGroup) -> None:
         """Initialise it; collective over the group."""
-        self._flat = flat
-        self._persistent = backend_of(group)._average_init(_real(flat))
+        self._flat: torch.Tensor | None = flat
+        persistent = backend_of(group)._average_init(_real(flat))
+        self._persistent = cast("_Persistent", persistent)
 
     def start(self, flat: torch.Tensor, label: int) -> dist.Work:
         """Average the bucket, or a copy of it, in place; fails if the ranks' labels differ."""
@@ -117,6 +135,7 @@ class BoundBucket:
     def close(self) -> None:
         """Let the other ranks' memory go. Idempotent."""
         self._persistent.close()
+        self._flat = None
 
 
 def _real(flat: torch.Tensor) -> torch.Tensor:

@@ -194,7 +194,8 @@ class SentBuffers:
 
     def close(self) -> None:
         """Release the memory; nothing is sent afterwards. Idempotent."""
-        self._messages = []
+        self._messages, self._sent = [], ([], [])
+        self._arrived, self._known = [], []
 
     def _look_up(self) -> list[list[torch.Tensor]]:
         """Return the tensors, by message; PlanMismatch names one that is missing or differs."""

@@ -98,6 +98,7 @@ class GradientMemory:
         # Under data parallelism all ranks have the same arena.
         size_bytes = plan.arenas[0].peak_bytes if plan.arenas else 0
         self.memory = empty(max(size_bytes, 1), torch.uint8, context=context).zero_()
+        self.size_bytes = self.memory.nbytes
         keep_large_blocks()
         self.gradients: dict[torch.nn.Parameter, Gradient] = {}
         self.buckets: list[Bucket] = []
@@ -122,7 +123,8 @@ class GradientMemory:
         self._in_place: int = extension.PlanGradients.IN_PLACE
         self._alone: int = extension.PlanGradients.ALONE
         self._strided: int = extension.PlanGradients.STRIDED
-        weakref.finalize(self, self._places.stop).atexit = False  # after a pass that raised
+        self._stop = weakref.finalize(self, self._places.stop)  # after a pass that raised
+        self._stop.atexit = False
         self._is_tracing = False
 
     def _lay_out(
@@ -182,11 +184,16 @@ class GradientMemory:
         self._is_tracing = False
 
     def close(self) -> None:
-        """Stop calling `arrived`, and release gradients that were kept for a sum."""
+        """Stop calling `arrived`, and let the memory go, but for gradients that are in use."""
         self.end()
         for hook in self._hooks:
             hook.remove()
         self._watched.close()
+        self._stop()
+        self._places = None
+        self.memory = self.memory.new_empty(0)
+        for bucket in self.buckets:
+            bucket.flat = bucket.flat.new_empty(0)
 
     def settle(self, gradient: Gradient) -> None:
         """Move a final gradient into its place, unless it is there.
@@ -256,7 +263,13 @@ class GradientMemory:
     def arrived(self, bucket: Bucket, flat: torch.Tensor) -> None:
         """Move the sums in what leaving() returned to the gradients."""
         if flat is bucket.flat:
-            self._watched.let_go(bucket.number)
+            written = self._watched.let_go(bucket.number)
+            if written:
+                raise PlanMismatch(
+                    f"the gradient of {self.numbered[written[0]].name} was written by the program, "
+                    "for example by a hook of another parameter, while its sum was on its way: "
+                    "change a gradient in a hook of its own parameter, or after backward()"
+                )
             return
         with torch.no_grad():
             for gradient in bucket.gradients:

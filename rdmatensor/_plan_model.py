@@ -166,6 +166,10 @@ class ModelCheck:
         if is_sending:
             self._check_planned(present)
 
+    def is_frozen(self) -> bool:
+        """Whether no planned parameter is trained now: a backward pass brings no gradient."""
+        return not any(parameter.requires_grad for parameter in self._names)
+
     def unplanned(self, parameter: torch.Tensor) -> PlanMismatch:
         """Return the error of a parameter whose gradient is in no plan."""
         return PlanMismatch(

@@ -94,10 +94,13 @@ class Step:
         self._has_raised = True
         self._memory.end()
         self._passes_sent += 1 if self._next_bucket > 0 else 0
-        with suppress(RuntimeError):  # the group has ended, which its next operation reports
-            self._wait()
-            self._buffers.forget()
+        for bucket, flat, work in self._flying:  # each: peers may write its place until its end
+            with suppress(RuntimeError):  # of the group, whose next operation reports it
+                work.wait()
+                self._memory.arrived(bucket, flat)
         self._flying.clear()
+        with suppress(RuntimeError):
+            self._buffers.forget()
         for number in self._filled:  # they had none, and the pass brought none
             self._memory.numbered[number].parameter.grad = None
         self._filled.clear()
@@ -132,6 +135,7 @@ class Step:
         try:
             self._check.check(is_sending=self._sends)
         except PlanMismatch as error:
+            self._has_raised = True
             self.refuse(error)
         for bucket in self._memory.buckets:
             bucket.waiting = set(bucket.gradients)
@@ -254,5 +258,8 @@ class Step:
             while self._flying:
                 bucket, flat, work = self._flying[0]
                 work.wait()
-                self._memory.arrived(bucket, flat)
+                try:
+                    self._memory.arrived(bucket, flat)
+                except PlanMismatch as error:
+                    self.refuse(error)
                 del self._flying[0]

@@ -8,6 +8,8 @@ from __future__ import annotations
 import atexit
 import importlib
 import json
+import multiprocessing
+import multiprocessing.util
 import os
 import sys
 from dataclasses import replace
@@ -75,7 +77,7 @@ class BackendPart(Protocol):
     def _counters(self) -> dict[str, int]: ...
     def _collectives(self) -> str: ...
     def _average_bucket(self, bucket: torch.Tensor, label: int) -> torch_c10d.Work: ...
-    def _average_init(self, tensor: torch.Tensor) -> Any: ...  # rdmatensor._c10d.Persistent
+    def _average_init(self, tensor: torch.Tensor) -> object: ...  # _c10d.Persistent
 
     def last_operations(self) -> list[LastOperation]:
         """Return the last operations of this rank, oldest first."""
@@ -225,6 +227,8 @@ def tie_to_context(c10d: ModuleType, context: Context) -> None:
     context._core.is_held.append(lambda: bool(c10d.is_context_in_use(addr)))
     # Runs before the context's own handler, which was registered earlier; again is harmless.
     atexit.register(_before_exit, c10d)
+    if multiprocessing.parent_process() is not None:  # one that was forked runs no atexit
+        multiprocessing.util.Finalize(None, _before_exit, (c10d,), exitpriority=10)
 
 
 def _before_exit(c10d: ModuleType) -> None:

@@ -272,8 +272,10 @@ class Group:
         handle = self._core.adopt(Handle(call, out[0], lib.rdt_coll_free))
         try:
             Transfer(self._core, frame, pins, partial(self._what, call, count)).wait()
-            err = new_error()
-            check(lib.rdt_coll_bind(handle.get(call), err), call, err)
+            frame = take()
+            exchange, err = frame.transfer, frame.err
+            check(lib.rdt_coll_bind(handle.get(call), exchange, err), call, err)
+            Transfer(self._core, frame, pins, partial(self._what, call, count)).wait()
         except BaseException:
             self._core.release(handle)
             raise

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -157,25 +157,29 @@ class PlannedModel:
         self.module = model
         self.plan = plan
         self._group = _chosen(group)
-        check_plan(plan, self._group)
+        check_plan(plan, self._group, find_unused_parameters=find_unused_parameters)
         self._root = dist.get_global_rank(self._group, 0)
+        self._undo = ExitStack()  # what close() undoes
         self._hooks: list[Any] = []
         self._outputs: Any = WeakIdKeyDictionary()  # hooks of tensors that the model returned
         self._owes_buffers = True
         self._is_called = False  # through this object, not the model
-        memory: GradientMemory | None = None
         try:
             memory = on_all_ranks(self._laid_out, self._group)
             check_layouts(memory.numbered, self._group)
             place = memory.memory
             make = partial(SentBuffers, plan, model, place, self._root, self._group)
             buffers = on_all_ranks(make, self._group)
+            self._undo.callback(buffers.close)
+            self._memory, self._buffers = memory, buffers
+            broadcast_all([*model.parameters(), *model.buffers()], self._root, self._group)
+            bound = []
+            for bucket in memory.buckets:
+                bound.append(BoundBucket(bucket.flat, self._group))
+                self._undo.callback(bound[-1].close)
         except BaseException:
-            self._let_go(memory)
+            self._undo.close()
             raise
-        self._memory, self._buffers = memory, buffers
-        broadcast_all([*model.parameters(), *model.buffers()], self._root, self._group)
-        bound = [BoundBucket(bucket.flat, self._group) for bucket in memory.buckets]
         costs = Costs(default_context(), memory.counts, buffers)
         self._check = ModelCheck(model, memory.gradients, held_weakly(self._on_unplanned))
         self._step = Step(memory, bound, buffers, self._check, self._group, costs)
@@ -193,17 +197,10 @@ class PlannedModel:
         close_plan_before(self.module)
         named = dict(self.module.named_parameters())
         memory = GradientMemory(self.plan, named, default_context(), held_weakly(self._on_gradient))
-        try:
-            claim(self, memory.numbered)
-        except PlanMismatch:
-            memory.close()
-            raise
+        self._undo.callback(memory.close)
+        claim(self, memory.numbered)
+        self._undo.callback(unclaim, self, memory.numbered)
         return memory
-
-    def _let_go(self, memory: GradientMemory | None) -> None:
-        if memory is not None:
-            unclaim(self, memory.numbered)
-            memory.close()
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Call the model."""
@@ -253,7 +250,7 @@ class PlannedModel:
         return {
             "steps": self._step.count,
             "buckets": len(self._memory.buckets),
-            "arena_bytes": self._memory.memory.nbytes,
+            "arena_bytes": self._memory.size_bytes,
             "sent_bytes": self._step.sent_bytes,
             "born": counts.born,
             "copied": counts.copied,
@@ -274,9 +271,7 @@ class PlannedModel:
             hook.remove()
         self._hooks = []
         self._outputs.clear()
-        self._let_go(self._memory)
-        self._step.close()
-        self._buffers.close()
+        self._undo.close()
 
     # ---- hooks of the model and the optimizer ----------------------------------------------------
 
@@ -290,16 +285,23 @@ class PlannedModel:
             raise refuse(error, self._group) from None
 
     def _trains(self) -> bool:
-        """Whether a forward pass is one of all ranks; any other pass is an evaluation."""
-        return self.module.training and torch.is_grad_enabled()
+        """Whether a forward pass is one of all ranks; any other pass is an evaluation.
+
+        One through the bare module while it is frozen, as a GAN's discriminator is while the
+        generator trains, brings no gradient and is an evaluation too.
+        """
+        is_one = self._is_called or not self._check.is_frozen()
+        return self.module.training and torch.is_grad_enabled() and is_one
 
     def _after_forward(self, _module: object, _args: object, output: object) -> None:
         if self._trains():
             # As with DistributedDataParallel: again after a forward pass that trains and sends.
-            self._owes_buffers = self._step.sends_next = self._step.is_syncing
+            self._owes_buffers = self._step.is_syncing
+            if not self._check.is_frozen():
+                self._step.sends_next = self._step.is_syncing
         else:
             self._buffers.after_evaluation()
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or self._check.is_frozen():
             return
         outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
         if self._trains():

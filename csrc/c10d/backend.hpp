@@ -139,6 +139,7 @@ class Backend final : public c10d::Backend
      * call it in the order of their collectives. */
     std::shared_ptr<Persistent> average_init(const at::Tensor &tensor);
     /* For Persistent. */
+    void bind_persistent(rdt_persistent *handle);
     WorkPtr start_persistent(const at::Tensor &tensor, const PersistentStart &given);
     WorkPtr allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &opts) override;
     WorkPtr allreduce_coalesced(Tensors &tensors,
@@ -206,6 +207,7 @@ class Backend final : public c10d::Backend
     WorkPtr start(Operation operation, const std::vector<Call> &calls);
     std::shared_ptr<Persistent> post_exchange(Operation &operation, const rdt_coll_args &args,
                                               const at::Tensor &tensor, WorkPtr &exchange);
+    WorkPtr post_bind(rdt_persistent *handle);
     void close_persistents() noexcept;
     WorkPtr noted(WorkPtr work);
     void attend_if_hooked(const c10::intrusive_ptr<Work> &work) noexcept;

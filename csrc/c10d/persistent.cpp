@@ -32,17 +32,20 @@ Persistent::close() noexcept
     if (!is_forked_child()) /* it belongs to the parent */
         rdt_coll_free(handle_);
     handle_ = nullptr;
+    tensor_ = at::Tensor();
 }
 
 void
 Persistent::bind()
 {
-    const std::lock_guard lock(mutex_);
-    rdt_error error = {};
-
-    const rdt_status status = rdt_coll_bind(handle_, &error);
-    if (status != RDT_OK)
-        std::rethrow_exception(make_error(status, init_title, error));
+    rdt_persistent *handle;
+    {
+        const std::lock_guard lock(mutex_);
+        handle = handle_;
+    }
+    /* Without the lock, which a shutdown needs. It frees the handle only when the group takes no
+     * calls any more. */
+    backend_->bind_persistent(handle);
 }
 
 WorkPtr
@@ -91,6 +94,31 @@ Backend::average_init(const at::Tensor &tensor)
     exchange->wait();
     persistent->bind();
     return persistent;
+}
+
+void
+Backend::bind_persistent(rdt_persistent *handle)
+{
+    post_bind(handle)->wait();
+}
+
+/* The second exchange. */
+WorkPtr
+Backend::post_bind(rdt_persistent *handle)
+{
+    Operation operation = collective(c10d::OpType::ALLREDUCE, init_title, c10d::AllreduceOptions(),
+                                     Tensors(), Tensors());
+    const std::shared_lock lock(group_mutex_);
+    rdt_transfer *transfer = nullptr;
+    rdt_error error = {};
+
+    if (group_ == nullptr)
+        C10_THROW_ERROR(DistBackendError, c10::str(operation.title, ": the group was shut down"));
+    take_off(operation, 1);
+    const rdt_status status = rdt_coll_bind(handle, &transfer, &error);
+    if (status != RDT_OK)
+        take_back({operation.title, operation.number, 1}, status, error);
+    return work_of(operation, transfer);
 }
 
 /* In the list before the group can be shut down. */

@@ -50,9 +50,9 @@ class Persistent
     c10::intrusive_ptr<c10d::Work> start(uint32_t label, const at::Tensor &aside, bool is_async);
 
     const c10::intrusive_ptr<Backend> backend_;
-    const at::Tensor tensor_;
     std::mutex mutex_;
-    rdt_persistent *handle_; /* null once closed */
+    at::Tensor tensor_;      /* until close() */
+    rdt_persistent *handle_; /* null from then on */
 };
 
 } // namespace rdmatensor

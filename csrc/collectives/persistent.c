@@ -17,14 +17,19 @@ enum state { EXCHANGING, IDLE, RUNNING, FAILED };
 /* What a member says of itself: its descriptor and its landing. */
 enum { DESC_BYTES = 24, RECORD_BYTES = DESC_BYTES + RDTI_PLACEMENT_BYTES };
 
+/* What a member says after it has bound. */
+enum vote { VOTE_NONE, VOTE_STAGES, VOTE_LANDED, VOTE_FAILED };
+
 struct rdt_persistent {
     struct rdti_coll coll; /* what each start begins as; never run */
-    bool is_bound;         /* the starter's */
+    bool is_settled;       /* the votes were counted; the starter's */
     bool is_reused;        /* what is prepared serves each start; likewise */
     atomic_uint state;
     atomic_uint refs;
+    uint8_t vote;
     uint8_t own[RECORD_BYTES];
-    uint8_t records[]; /* of all members, in rank order */
+    uint8_t *votes;    /* of all members, in rank order; behind the records */
+    uint8_t records[]; /* likewise */
 };
 
 static void
@@ -55,8 +60,9 @@ rdti_persistent_end(struct rdt_persistent *p, const struct rdti_coll *run, rdt_s
     const unsigned next = run->is_start || status == RDT_OK ? IDLE : FAILED;
 
     if (!run->is_start) { /* all members have the same number for it */
-        p->coll.sequence = run->sequence;
-        p->coll.direct.number = run->sequence;
+        if (p->coll.sequence == 0)
+            p->coll.sequence = run->sequence;
+        p->coll.direct.number = p->coll.sequence;
     }
     /* release: pairs with the acquire in persistent_take(); the records and the schedule are as
      * this thread left them */
@@ -85,10 +91,13 @@ static rdt_status
 persistent_make(rdt_group *group, const struct rdt_coll_args *args, struct rdt_persistent **out,
                 struct rdt_error *err)
 {
-    struct rdt_persistent *p = calloc(1, sizeof(*p) + rdt_group_size(group) * (size_t)RECORD_BYTES);
+    const size_t size = rdt_group_size(group);
+    struct rdt_persistent *p = calloc(1, sizeof(*p) + size * (RECORD_BYTES + 1));
     if (p == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "no memory for a persistent collective");
     struct rdti_coll *coll = &p->coll;
+
+    p->votes = p->records + size * RECORD_BYTES;
 
     rdt_status status = rdti_coll_accept(coll, group, args, err);
     if (status == RDT_OK && coll->size > 1)
@@ -111,6 +120,21 @@ persistent_make(rdt_group *group, const struct rdt_coll_args *args, struct rdt_p
     return RDT_OK;
 }
 
+static rdt_status
+persistent_exchange(struct rdt_persistent *p, const void *own, void *all, uint64_t len_bytes,
+                    rdt_transfer **out, struct rdt_error *err)
+{
+    const struct rdt_coll_args args = {.struct_size = sizeof(args),
+                                       .op = RDT_COLL_ALLGATHER,
+                                       .dtype = RDT_U8,
+                                       .count = len_bytes,
+                                       .send = own,
+                                       .recv = all,
+                                       .timeout_ns = p->coll.args.timeout_ns};
+
+    return rdti_coll_post_exchange(p->coll.group, &args, p, out, err);
+}
+
 rdt_status
 rdt_coll_init(rdt_group *group, const struct rdt_coll_args *args, rdt_persistent **out,
               rdt_transfer **exchange_out, struct rdt_error *err)
@@ -123,14 +147,7 @@ rdt_coll_init(rdt_group *group, const struct rdt_coll_args *args, rdt_persistent
     rdt_status status = persistent_make(group, args, &p, err);
     if (status != RDT_OK)
         return status;
-    const struct rdt_coll_args exchange = {.struct_size = sizeof(exchange),
-                                           .op = RDT_COLL_ALLGATHER,
-                                           .dtype = RDT_U8,
-                                           .count = RECORD_BYTES,
-                                           .send = p->own,
-                                           .recv = p->records,
-                                           .timeout_ns = args->timeout_ns};
-    status = rdti_coll_post_exchange(group, &exchange, p, exchange_out, err);
+    status = persistent_exchange(p, p->own, p->records, RECORD_BYTES, exchange_out, err);
     if (status != RDT_OK) {
         persistent_unref(p);
         return status;
@@ -146,67 +163,9 @@ rdt_coll_free(rdt_persistent *p)
         persistent_unref(p);
 }
 
-/* ---- Starts ---- */
+/* ---- Binding ---- */
 
-static rdt_status
-persistent_read(const struct rdt_persistent *p, uint32_t member, struct rdti_placement *landing,
-                struct rdt_error *err)
-{
-    const uint8_t *record = p->records + member * (size_t)RECORD_BYTES;
-    const struct rdt_message_desc own = rdti_coll_desc(&p->coll);
-    const struct rdt_message_desc desc = {.op = rdti_get_u32(record),
-                                          .dtype = rdti_get_u32(record + 4),
-                                          .reduce_op = rdti_get_u32(record + 8),
-                                          .root = rdti_get_u32(record + 12),
-                                          .count = rdti_get_u64(record + 16),
-                                          .sequence = own.sequence};
-
-    if (memcmp(&own, &desc, sizeof(own)) != 0)
-        return rdti_coll_mismatch(&p->coll, member, &desc, err);
-    return rdti_placement_decode(record + DESC_BYTES, RDTI_PLACEMENT_BYTES, landing, err);
-}
-
-static rdt_status
-persistent_land(struct rdt_persistent *p, struct rdt_error *err)
-{
-    struct rdti_placement *landings = calloc(p->coll.size, sizeof(*landings));
-    rdt_status status = RDT_OK;
-
-    if (landings == NULL)
-        return rdti_error_set(err, RDT_ENOMEM, 0, "no memory for the places of %u tensors",
-                              p->coll.size);
-    for (uint32_t i = 0; i < p->coll.size && status == RDT_OK; i++)
-        status = persistent_read(p, i, &landings[i], err);
-    if (status == RDT_OK && p->is_reused && p->coll.algorithm->is_on_boards)
-        status = rdti_landing_bind(&p->coll, landings, err);
-    free(landings);
-    return status;
-}
-
-/* The members have exchanged their records, so that the group has chosen its way. */
-static rdt_status
-persistent_bind(struct rdt_persistent *p, struct rdt_error *err)
-{
-    struct rdti_coll *coll = &p->coll;
-    rdt_status status = RDT_OK;
-
-    coll->timeout_ns = rdti_coll_timeout(coll);
-    coll->algorithm = rdti_coll_choose(coll);
-    if (coll->algorithm->rest != NULL) {
-        status = coll->algorithm->prepare(coll, err);
-        p->is_reused = status == RDT_OK;
-    }
-    if (status == RDT_OK)
-        status = persistent_land(p, err);
-    if (status != RDT_OK && p->is_reused) {
-        coll->algorithm->release(coll);
-        p->is_reused = false;
-    }
-    p->is_bound = status == RDT_OK;
-    return status;
-}
-
-/* RDT_OK: it is the caller's to start. */
+/* RDT_OK: it is the caller's to bind or start. */
 static rdt_status
 persistent_take(struct rdt_persistent *p, struct rdt_error *err)
 {
@@ -221,6 +180,127 @@ persistent_take(struct rdt_persistent *p, struct rdt_error *err)
     if (seen == EXCHANGING)
         return rdti_error_set(err, RDT_EBUSY, 0, "its initialisation has not ended");
     return rdti_error_set(err, RDT_EINVAL, 0, "its initialisation failed");
+}
+
+static void
+persistent_give_back(struct rdt_persistent *p)
+{
+    atomic_store_explicit(&p->state, IDLE, memory_order_release); /* as rdti_persistent_end() */
+}
+
+static rdt_status
+persistent_compare(const struct rdt_persistent *p, struct rdt_error *err)
+{
+    const struct rdt_message_desc own = rdti_coll_desc(&p->coll);
+
+    for (uint32_t i = 0; i < p->coll.size; i++) {
+        const uint8_t *record = p->records + i * (size_t)RECORD_BYTES;
+        const struct rdt_message_desc desc = {.op = rdti_get_u32(record),
+                                              .dtype = rdti_get_u32(record + 4),
+                                              .reduce_op = rdti_get_u32(record + 8),
+                                              .root = rdti_get_u32(record + 12),
+                                              .count = rdti_get_u64(record + 16),
+                                              .sequence = own.sequence};
+        if (memcmp(&own, &desc, sizeof(own)) != 0)
+            return rdti_coll_mismatch(&p->coll, i, &desc, err);
+    }
+    return RDT_OK;
+}
+
+static rdt_status
+persistent_land(struct rdt_persistent *p, struct rdt_error *err)
+{
+    struct rdti_placement *landings = calloc(p->coll.size, sizeof(*landings));
+    rdt_status status = RDT_OK;
+
+    if (landings == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "no memory for the places of %u tensors",
+                              p->coll.size);
+    for (uint32_t i = 0; i < p->coll.size && status == RDT_OK; i++)
+        status = rdti_placement_decode(p->records + i * (size_t)RECORD_BYTES + DESC_BYTES,
+                                       RDTI_PLACEMENT_BYTES, &landings[i], err);
+    if (status == RDT_OK)
+        status = rdti_landing_bind(&p->coll, landings, err);
+    free(landings);
+    return status;
+}
+
+/* The members have exchanged their records, so that the group has chosen its way. Memory of a peer
+ * that cannot be held, as where it was freed already, is no error: all use stages then. */
+static enum vote
+persistent_prepare(struct rdt_persistent *p)
+{
+    struct rdti_coll *coll = &p->coll;
+    struct rdt_error why;
+
+    coll->timeout_ns = rdti_coll_timeout(coll);
+    coll->algorithm = rdti_coll_choose(coll);
+    if (coll->algorithm->rest == NULL)
+        return VOTE_STAGES;
+    if (coll->algorithm->prepare(coll, &why) != RDT_OK)
+        return VOTE_FAILED;
+    p->is_reused = true;
+    if (!coll->algorithm->is_on_boards || persistent_land(p, &why) != RDT_OK)
+        return VOTE_STAGES;
+    return rdti_direct_is_landed(coll) ? VOTE_LANDED : VOTE_STAGES;
+}
+
+static rdt_status
+persistent_bind(struct rdt_persistent *p, rdt_transfer **out, struct rdt_error *err)
+{
+    rdt_status status = persistent_take(p, err);
+
+    if (status != RDT_OK)
+        return status;
+    status = persistent_compare(p, err);
+    if (status == RDT_OK && p->vote != VOTE_NONE)
+        status = rdti_error_set(err, RDT_EINVAL, 0, "it was bound already");
+    if (status != RDT_OK) {
+        persistent_give_back(p);
+        return status;
+    }
+    p->vote = (uint8_t)persistent_prepare(p);
+    atomic_store_explicit(&p->state, EXCHANGING, memory_order_relaxed); /* the caller's */
+    status = persistent_exchange(p, &p->vote, p->votes, 1, out, err);
+    if (status != RDT_OK)
+        atomic_store_explicit(&p->state, FAILED, memory_order_relaxed);
+    return status;
+}
+
+rdt_status
+rdt_coll_bind(rdt_persistent *p, rdt_transfer **out, struct rdt_error *err)
+{
+    if (p == NULL || out == NULL)
+        return rdti_error_set(err, RDT_EINVAL, 0, "rdt_coll_bind: %s is NULL",
+                              p == NULL ? "persistent" : "out");
+    const rdt_status status = persistent_bind(p, out, err);
+    return status == RDT_OK
+               ? status
+               : rdti_coll_name_operation(rdti_coll_name(p->coll.args.op), status, err);
+}
+
+/* ---- Starts ---- */
+
+/* Counts the votes, as all members do. */
+static rdt_status
+persistent_settle(struct rdt_persistent *p, struct rdt_error *err)
+{
+    struct rdti_coll *coll = &p->coll;
+    bool all_landed = true;
+
+    if (p->vote == VOTE_NONE)
+        return rdti_error_set(err, RDT_EINVAL, 0, "it was not bound");
+    for (uint32_t i = 0; i < coll->size; i++) {
+        all_landed &= p->votes[i] == VOTE_LANDED;
+        if (p->votes[i] != VOTE_STAGES && p->votes[i] != VOTE_LANDED)
+            return rdti_error_set(err, RDT_ENOMEM, 0, "%s could not initialise it",
+                                  rdti_coll_rank_name(coll, i).text);
+    }
+    p->is_settled = true;
+    if (all_landed || !rdti_direct_is_landed(coll))
+        return RDT_OK;
+    rdti_placed_release(coll);
+    return coll->algorithm->prepare(coll, err);
 }
 
 /* A schedule has the addresses of what it sends and receives, boards do not. */
@@ -267,21 +347,6 @@ persistent_run(struct rdt_persistent *p, uint32_t flags, void *aside, struct rdt
     return status;
 }
 
-rdt_status
-rdt_coll_bind(rdt_persistent *p, struct rdt_error *err)
-{
-    if (p == NULL)
-        return rdti_error_set(err, RDT_EINVAL, 0, "rdt_coll_bind: persistent is NULL");
-    rdt_status status = persistent_take(p, err);
-    if (status == RDT_OK) {
-        status = p->is_bound ? RDT_OK : persistent_bind(p, err);
-        atomic_store_explicit(&p->state, IDLE, memory_order_release); /* as in _end() */
-    }
-    return status == RDT_OK
-               ? status
-               : rdti_coll_name_operation(rdti_coll_name(p->coll.args.op), status, err);
-}
-
 /* aside: memory of this start, or NULL: the bound tensors. */
 static rdt_status
 persistent_start(struct rdt_persistent *p, uint32_t flags, void *aside, rdt_transfer **out,
@@ -299,12 +364,12 @@ persistent_start(struct rdt_persistent *p, uint32_t flags, void *aside, rdt_tran
         status = persistent_take(p, err);
     if (status != RDT_OK)
         return status;
-    if (!p->is_bound)
-        status = persistent_bind(p, err);
+    if (!p->is_settled)
+        status = persistent_settle(p, err);
     if (status == RDT_OK)
         status = persistent_run(p, flags, aside, &coll, err);
     if (status != RDT_OK) {
-        atomic_store_explicit(&p->state, IDLE, memory_order_release); /* as in _end() */
+        persistent_give_back(p);
         return status;
     }
     rdti_persistent_ref(p);

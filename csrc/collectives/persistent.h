@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Persistent collectives: what does not change between two runs is done once. An exchange, an
+ * Persistent collectives: what does not change between two runs is done once. A first exchange, an
  * all_gather that the caller waits for, tells the members what each initialises and where its
- * tensor lies. The first start after it compares that, chooses the algorithm, builds its schedule
- * and holds the peers' memory.
+ * tensor lies. Binding compares that, chooses the algorithm, builds its schedule and holds the
+ * peers' memory. A second exchange tells whether each member has what it needs, so that all use the
+ * tensors in place, or none does.
  *
  *   state       leaves by
  *   EXCHANGING  the exchange ends -> IDLE, or FAILED after an error
- *   IDLE        a start -> RUNNING
+ *   IDLE        a start -> RUNNING; the second exchange -> EXCHANGING
  *   RUNNING     the start ends -> IDLE
  *   FAILED      -
  *

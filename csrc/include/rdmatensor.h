@@ -907,8 +907,9 @@ RDT_API RDT_NODISCARD rdt_status rdt_coll_post(rdt_group *group, const struct rd
  *
  * rdt_coll_init() is called by all members in the order of their collectives, with arguments that
  * agree. It copies the arguments and begins an exchange; wait for the transfer, then call
- * rdt_coll_bind(). That compares what the members initialised, chooses the algorithm, builds its
- * schedule and takes its temporary memory. From then on a start writes and reads. Where all members
+ * rdt_coll_bind(), and wait for its transfer. That compares what the members initialised, chooses
+ * the algorithm, builds its schedule and takes its temporary memory. From then on a start writes
+ * and reads. Where all members
  * are on one host and their tensors in arenas, members use each other's tensors in place (ALLREDUCE
  * with send == recv, ALLGATHER, REDUCE_SCATTER, BROADCAST).
  *
@@ -919,15 +920,17 @@ RDT_API RDT_NODISCARD rdt_status rdt_coll_post(rdt_group *group, const struct rd
 RDT_API RDT_NODISCARD rdt_status rdt_coll_init(rdt_group *group, const struct rdt_coll_args *args,
                                                rdt_persistent **out, rdt_transfer **exchange_out,
                                                struct rdt_error *err);
-/* Not collective; the first start does it if it was not called. RDT_EMISMATCH: members initialised
- * different ones; the group stays usable. RDT_EBUSY: the exchange has not ended. RDT_EINVAL: it
- * failed. RDT_ENOMEM. */
-RDT_API RDT_NODISCARD rdt_status rdt_coll_bind(rdt_persistent *persistent, struct rdt_error *err);
+/* By all members, in the order of their collectives. RDT_EMISMATCH: members initialised different
+ * ones; each of them gets that, and the group stays usable. RDT_EBUSY: the exchange has not ended.
+ * RDT_EINVAL: it failed, or this was called before. */
+RDT_API RDT_NODISCARD rdt_status rdt_coll_bind(rdt_persistent *persistent, rdt_transfer **out,
+                                               struct rdt_error *err);
 /*
  * Start it. flags: RDT_COLL_SPIN, and for ALLREDUCE RDT_COLL_LABEL().
- *   RDT_EBUSY      the exchange or the last start has not ended
- *   RDT_EMISMATCH  as rdt_coll_bind(). If members start different ones, their transfers end with
- *                  it, and the group.
+ *   RDT_EBUSY      an exchange or the last start has not ended
+ *   RDT_EINVAL     it is not bound
+ *   RDT_ENOMEM     a member could not initialise it
+ *   (members that start different ones: their transfers end with RDT_EMISMATCH, and the group)
  *   RDT_EPEER      a member left or died, or the group broke; RDT_ECLOSED the group was destroyed
  */
 RDT_API RDT_NODISCARD rdt_status rdt_coll_start(rdt_persistent *persistent, uint32_t flags,

@@ -159,7 +159,8 @@ PlanGradients::hold(uint32_t bucket)
     for (const uint32_t number : buckets_[bucket]) {
         const Gradient &gradient = gradients_[number];
         const at::Tensor &grad = gradient.parameter.grad();
-        held.push_back({grad, gradient.address != 0 ? grad.storage() : c10::Storage()});
+        held.push_back({grad, gradient.address != 0 ? grad.storage() : c10::Storage(),
+                        grad.defined() ? static_cast<uint32_t>(grad._version()) : 0});
     }
 }
 
@@ -176,16 +177,20 @@ PlanGradients::summed(uint32_t number, const Held &held) const
         .set_(held.memory, off_bytes / like.element_size(), like.sizes(), gradient.strides);
 }
 
-void
+std::vector<uint32_t>
 PlanGradients::let_go(uint32_t bucket)
 {
     const c10::AutoGradMode none(false);
     const std::vector<Held> held = std::exchange(held_.at(bucket), {});
+    std::vector<uint32_t> written;
 
     for (size_t i = 0; i < held.size(); i++) {
         const uint32_t number = buckets_[bucket][i];
         const Gradient &gradient = gradients_[number];
         at::Tensor &grad = gradient.parameter.mutable_grad();
+        if (gradient.address != 0 &&
+            static_cast<uint32_t>(held[i].grad._version()) != held[i].version)
+            written.push_back(number);
         if (gradient.address == 0) { /* no bytes */
             if (!grad.defined())
                 grad = held[i].grad;
@@ -195,6 +200,7 @@ PlanGradients::let_go(uint32_t bucket)
             grad.copy_(summed(number, held[i]));
         }
     }
+    return written;
 }
 
 void

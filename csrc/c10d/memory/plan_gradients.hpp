@@ -62,8 +62,9 @@ class PlanGradients final : public torch::CustomClassHolder
      * occupied whatever the program does to .grad. */
     void hold(uint32_t bucket);
     /* The bucket is summed. If the program has replaced a gradient meanwhile, or given it other
-     * memory, the sum is copied into it; a gradient that was dropped is set again. */
-    void let_go(uint32_t bucket);
+     * memory, the sum is copied into it; a gradient that was dropped is set again. Returns the
+     * numbers of those that were written meanwhile, whose sums are wrong. */
+    [[nodiscard]] std::vector<uint32_t> let_go(uint32_t bucket);
     /* Discards the sums: the pass raised. */
     void forget();
     /* The numbers of the gradients that no backward pass from these tensors reaches. Empty if a
@@ -75,6 +76,7 @@ class PlanGradients final : public torch::CustomClassHolder
     struct Held {
         at::Tensor grad;     /* the program's own, which it may give other memory */
         c10::Storage memory; /* that is summed */
+        uint32_t version;    /* of the gradient, which each write by torch raises */
     };
 
     void arrive(uint32_t number, const at::Tensor &incoming);

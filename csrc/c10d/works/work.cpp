@@ -73,7 +73,16 @@ complete(c10::ivalue::Future &future, const std::exception_ptr &error,
     }
 }
 
+/* Of the collective whose Future this thread completes, and whose callbacks it runs; 0: none. */
+thread_local uint64_t group_of_callbacks = 0;
+
 } // namespace
+
+bool
+runs_callbacks_of(uint64_t group) noexcept
+{
+    return group_of_callbacks == group;
+}
 
 void
 count_transfer() noexcept
@@ -317,8 +326,11 @@ Work::settle_with(const std::exception_ptr &error)
     operation_.inputs.clear();
     operation_.arrivals.clear();
     note_end(operation_, error);
-    if (future)
-        complete(*future, error, operation_.outputs);
+    if (!future)
+        return;
+    const uint64_t before = std::exchange(group_of_callbacks, operation_.order);
+    complete(*future, error, operation_.outputs); /* does not throw */
+    group_of_callbacks = before;
     finish(error);
 }
 
