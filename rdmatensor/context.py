@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import fields
 from hashlib import sha256
 from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from rdmatensor import config, memory
-from rdmatensor._arguments import (
+from rdmatensor import config, memory, metrics
+from rdmatensor import trace as tracing
+from rdmatensor._native.arguments import (
     U32_MAX,
     invalid,
     rank_of,
@@ -22,18 +23,15 @@ from rdmatensor._arguments import (
     timeout_s_of,
     whole_in,
 )
-from rdmatensor._core import Core
-from rdmatensor._describe import placement_of, state_of
-from rdmatensor._describe_text import text_of
-from rdmatensor._ffi import OK, TRANSPORTS, CData, check, fail, ffi, lib, new_error
+from rdmatensor._native.core import Core
+from rdmatensor._native.ffi import OK, TRANSPORTS, CData, check, fail, ffi, lib, new_error
+from rdmatensor._observe.describe import placement_of, state_of
+from rdmatensor._observe.describe_text import text_of
 from rdmatensor.endpoint import Endpoint, open_endpoint
 from rdmatensor.errors import RANK_UNKNOWN
 from rdmatensor.memory import Region, RemoteRegion
 from rdmatensor.slot import Slot
 from rdmatensor.types import Array, Counters, SlotKind, TensorLike
-
-if TYPE_CHECKING:
-    from rdmatensor import metrics
 
 DEFAULT_JOB = "default"
 _LOG_LEVELS = {
@@ -64,9 +62,7 @@ class Context:
         self.notes: dict[str, object] = {}  # what describe() adds to the C library's description
         lib.rdt_log_set_level(_LOG_LEVELS[self.settings.log])
         if self.settings.trace is not None:
-            from rdmatensor import trace
-
-            trace.check_folder(self.settings.trace)
+            tracing.check_folder(self.settings.trace)
         opts, _texts = _options(self.settings)
         out, err = ffi.new("rdt_context **"), new_error()
         check(lib.rdt_context_open(opts, out, err), "Context", err)
@@ -76,10 +72,8 @@ class Context:
         _open_contexts.add(self)
         self._metrics = self._serve_metrics()
         if self.settings.trace is not None or self.settings.metrics_port is not None:
-            from rdmatensor import trace
-
             try:
-                trace.start(self)
+                tracing.start(self)
             except BaseException:
                 self.close()
                 raise
@@ -87,8 +81,6 @@ class Context:
     def _serve_metrics(self) -> metrics.Server | None:
         if self.settings.metrics_port is None:
             return None
-        from rdmatensor import metrics
-
         try:
             return metrics.Server(self, self.settings.metrics_port)
         except BaseException:
@@ -320,10 +312,8 @@ class Context:
     def _write_trace(self) -> None:
         if self.settings.trace is None or self.is_closed or self._core.is_foreign:
             return
-        from rdmatensor import trace
-
         try:
-            trace.write_into(self.settings.trace, self)
+            tracing.write_into(self.settings.trace, self)
         except OSError as error:  # close() must close in any case
             warnings.warn(f"rdmatensor: no trace: {error}", RuntimeWarning, stacklevel=3)
 

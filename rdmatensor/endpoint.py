@@ -12,9 +12,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import NBitBase, NDArray
 
-from rdmatensor._arguments import U64_MAX, invalid, timeout_s_of, whole_in
-from rdmatensor._core import Core
-from rdmatensor._ffi import (
+from rdmatensor._native.arguments import U64_MAX, invalid, timeout_s_of, whole_in
+from rdmatensor._native.core import Core
+from rdmatensor._native.ffi import (
     AGAIN,
     BYTES,
     OK,

@@ -13,9 +13,9 @@ from functools import partial
 from types import TracebackType
 
 from rdmatensor import memory
-from rdmatensor._arguments import U64_MAX, invalid, text_bytes, whole_in
-from rdmatensor._core import Core
-from rdmatensor._ffi import (
+from rdmatensor._native.arguments import U64_MAX, invalid, text_bytes, whole_in
+from rdmatensor._native.core import Core
+from rdmatensor._native.ffi import (
     GIVE_BLOB,
     REDUCE_OPS,
     CData,

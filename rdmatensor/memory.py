@@ -11,9 +11,9 @@ from typing import cast
 
 import numpy as np
 
-from rdmatensor._arguments import invalid, raw_bytes
-from rdmatensor._core import Core
-from rdmatensor._ffi import (
+from rdmatensor._native.arguments import invalid, raw_bytes
+from rdmatensor._native.core import Core
+from rdmatensor._native.ffi import (
     BYTES,
     CData,
     Handle,

@@ -15,9 +15,9 @@ from types import TracebackType
 from typing import cast
 
 from rdmatensor import errors
-from rdmatensor._arguments import invalid, text_bytes, timeout_s_of
-from rdmatensor._core import Core
-from rdmatensor._ffi import (
+from rdmatensor._native.arguments import invalid, text_bytes, timeout_s_of
+from rdmatensor._native.core import Core
+from rdmatensor._native.ffi import (
     OK,
     CData,
     Handle,

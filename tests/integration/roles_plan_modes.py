@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 import rdmatensor.plan
 import rdmatensor.torch
 from graph_analysis import CostModel, DataParallel, TransferPlan, analyze
-from rdmatensor import _plan_step
-from rdmatensor.distributed import load_extension
+from rdmatensor._backend.extension import load_extension
+from rdmatensor._plan import step as plan_step
 
 TIMEOUT = timedelta(seconds=60)
 SETTINGS = {"lr": 0.1, "momentum": 0.9}
@@ -324,7 +324,7 @@ def overlap(_rank: int, world: int) -> dict[str, Any]:
     events: list[str] = []
     works: list[Any] = []
     found: dict[str, Any] = {}
-    begin = _plan_step.average_bucket
+    begin = plan_step.average_bucket
 
     def average_bucket(*args: Any) -> Any:
         events.append("begun")
@@ -344,7 +344,7 @@ def overlap(_rank: int, world: int) -> dict[str, Any]:
         parameter.register_post_accumulate_grad_hook(note(name))  # type: ignore[no-untyped-call]
     planned = rdmatensor.plan.apply(model, plan, optimizer)
     model.wait = wait
-    _plan_step.average_bucket = average_bucket
+    plan_step.average_bucket = average_bucket
     for _ in range(3):  # the last has learnt where gradients are born
         events.clear()
         works.clear()
@@ -352,7 +352,7 @@ def overlap(_rank: int, world: int) -> dict[str, Any]:
         loss_of(planned(torch.ones(2, 256))).backward()
         found["are_summed_after"] = all(work.is_completed() for work in works)
         optimizer.step()
-    _plan_step.average_bucket = begin
+    plan_step.average_bucket = begin
     found["events"] = events
     planned.close()
     dist.destroy_process_group()

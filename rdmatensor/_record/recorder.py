@@ -12,7 +12,7 @@ import weakref
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypedDict, cast
+from typing import Any, Protocol, TypedDict, cast
 
 import torch
 from torch._C import _distributed_c10d as torch_c10d
@@ -28,9 +28,8 @@ from graph_analysis.recording import (
     recording_from_json,
     recording_to_json,
 )
-from rdmatensor._plan_buffers import SentBuffers
-from rdmatensor._plan_memory import PlanMismatch
-from rdmatensor.distributed import BackendPart
+from rdmatensor._backend.groups import BackendPart
+from rdmatensor.errors import PlanMismatch
 
 _SEND, _RECEIVE, _MARK = 101, 102, 100  # csrc/c10d/record/recorder.hpp
 _ANY = 0xFFFFFFFF
@@ -62,12 +61,19 @@ class Recorded(TypedDict, total=False):
     per_step: dict[str, float]
 
 
+class PackedBuffers(Protocol):
+    """The part of a plan's buffers that is used here."""
+
+    def packed(self) -> dict[int, tuple[RecordedTensor, ...]]:
+        """Return what is sent packed, by the address from which it is sent."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Known:
     """A module, and the object that sends its buffers by a plan; either may be gone."""
 
     module: weakref.ref[torch.nn.Module]
-    buffers: weakref.ref[SentBuffers] | None
+    buffers: weakref.ref[PackedBuffers] | None
 
 
 @dataclass(slots=True)
@@ -94,7 +100,7 @@ def mark_steps(module: Any) -> None:  # noqa: ANN401 - the extension
     _process.has_hook = True
 
 
-def know(module: torch.nn.Module, buffers: SentBuffers | None = None) -> None:
+def know(module: torch.nn.Module, buffers: PackedBuffers | None = None) -> None:
     """Take names for tensors from a module, for as long as it lives.
 
     buffers: packs its buffers before it sends them, unless DDP does.

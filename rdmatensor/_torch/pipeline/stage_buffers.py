@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from rdmatensor._backend.extension import load_extension
 from rdmatensor.context import Context
-from rdmatensor.distributed import load_extension
 from rdmatensor.torch import MIN_BYTES, Births, empty, has_allocator
 
 _CHANGES_MAX = 8  # a pass whose allocations change more often is left alone
