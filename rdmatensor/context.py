@@ -9,11 +9,9 @@ import weakref
 from collections.abc import Callable
 from dataclasses import fields
 from hashlib import sha256
-from types import TracebackType
 from typing import cast
 
-from rdmatensor import config, memory, metrics
-from rdmatensor import trace as tracing
+from rdmatensor import config, memory, metrics, trace
 from rdmatensor._native.arguments import (
     U32_MAX,
     invalid,
@@ -23,6 +21,7 @@ from rdmatensor._native.arguments import (
     timeout_s_of,
     whole_in,
 )
+from rdmatensor._native.closable import Closable
 from rdmatensor._native.core import Core
 from rdmatensor._native.ffi import OK, TRANSPORTS, CData, check, fail, ffi, lib, new_error
 from rdmatensor._observe.describe import placement_of, state_of
@@ -44,7 +43,7 @@ _LOG_LEVELS = {
 _open_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
 
 
-class Context:
+class Context(Closable):
     """The transports found, the arena, the progress engine, and the settings of one process.
 
     settings: None reads the environment. Use it as a context manager, or close() it; a context that
@@ -62,7 +61,7 @@ class Context:
         self.notes: dict[str, object] = {}  # what describe() adds to the C library's description
         lib.rdt_log_set_level(_LOG_LEVELS[self.settings.log])
         if self.settings.trace is not None:
-            tracing.check_folder(self.settings.trace)
+            trace.check_folder(self.settings.trace)
         opts, _texts = _options(self.settings)
         out, err = ffi.new("rdt_context **"), new_error()
         check(lib.rdt_context_open(opts, out, err), "Context", err)
@@ -73,7 +72,7 @@ class Context:
         self._metrics = self._serve_metrics()
         if self.settings.trace is not None or self.settings.metrics_port is not None:
             try:
-                tracing.start(self)
+                trace.start(self)
             except BaseException:
                 self.close()
                 raise
@@ -313,28 +312,19 @@ class Context:
         if self.settings.trace is None or self.is_closed or self._core.is_foreign:
             return
         try:
-            tracing.write_into(self.settings.trace, self)
+            trace.write_into(self.settings.trace, self)
         except OSError as error:  # close() must close in any case
             warnings.warn(f"rdmatensor: no trace: {error}", RuntimeWarning, stacklevel=3)
-
-    def __enter__(self) -> Context:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Context {'closed' if self.is_closed else self.uuid.hex()[:8]}>"
 
-    def __del__(self) -> None:
+    def _is_open(self) -> bool:
         core = getattr(self, "_core", None)
-        if core is not None and not core.waiters.is_closing and not core.is_foreign:
-            warnings.warn("a Context was dropped without close()", ResourceWarning, stacklevel=2)
+        return core is not None and not core.waiters.is_closing and not core.is_foreign
+
+    def _name(self) -> str:
+        return "a Context"
 
 
 def _options(settings: config.Settings) -> tuple[CData, list[CData]]:
