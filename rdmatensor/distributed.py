@@ -23,7 +23,7 @@ from rdmatensor._backend import BACKEND_NAME
 from rdmatensor._backend.extension import load_extension, tie_to_context
 from rdmatensor._backend.groups import LastOperation, backend_of, bounded, group_of
 from rdmatensor._observe.describe_text import text_of
-from rdmatensor._record import recorder
+from rdmatensor._record import names, recorder
 from rdmatensor._torch import adopt
 from rdmatensor.context import Context, default_context
 
@@ -84,7 +84,7 @@ def create(options: _DistributedBackendOptions, backend_options: object = None) 
     if is_recorded:
         recorder.mark_steps(c10d)
     if has_hooks:
-        adopt.install(context, on_module=recorder.know)
+        adopt.install(context, on_module=names.know)
     return cast("Backend", backend)
 
 

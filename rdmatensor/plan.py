@@ -51,7 +51,7 @@ from rdmatensor._plan.model import (
     unclaim,
 )
 from rdmatensor._plan.step import Step
-from rdmatensor._record import recorder
+from rdmatensor._record import names, recorder
 from rdmatensor.context import default_context
 from rdmatensor.errors import PlanMismatch
 
@@ -180,7 +180,7 @@ class PlannedModel:
         self._check = ModelCheck(model, memory.gradients, held_weakly(self._on_unplanned))
         self._step = Step(memory, buffers, self._check, self._group, costs)
         self._step.finds_unused = find_unused_parameters
-        recorder.know(model, buffers)
+        names.know(model, buffers)
         self._hooks = [
             model.register_forward_pre_hook(ModuleHook(self._before_forward)),
             model.register_forward_hook(ModuleHook(self._after_forward)),
