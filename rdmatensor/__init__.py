@@ -102,7 +102,8 @@ def __getattr__(name: str) -> object:
         from rdmatensor._build_stamp import VERSION
 
         return VERSION
-    if name in ("torch", "metrics", "trace"):  # rdmatensor.torch.empty() needs no separate import
+    # rdmatensor.torch.empty() needs no separate import.
+    if name in ("distributed", "metrics", "torch", "trace"):
         return importlib.import_module(f"rdmatensor.{name}")
     home = _HOMES.get(name)
     if home is None:

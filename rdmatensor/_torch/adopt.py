@@ -32,9 +32,10 @@ def install(context: Context, on_module: Callable[[torch.nn.Module], None]) -> N
 
     on_module: called with each DistributedDataParallel module that sends over this backend.
     """
-    if process.context is None:
+    is_first = process.context is None
+    process.context = context  # before the wrappers, which another thread may call at once
+    if is_first:
         ddp_adopt.wrap(on_module)
-    process.context = context
     if context.settings.adopt:
         keep_large_blocks()
         watch_stages()
