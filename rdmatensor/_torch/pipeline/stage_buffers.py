@@ -46,7 +46,7 @@ class _Slot:
         return not any(self.places.is_taken(place) for place in range(len(self.addresses)))
 
 
-class Sent:
+class StageBuffers:
     """One direction of one stage. Used by the thread that runs its passes.
 
     There are as many slots as passes of which a tensor is alive: a pass that finds no free slot

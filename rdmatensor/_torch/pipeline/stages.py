@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from rdmatensor._torch.adoption import adopting, context_of_groups, is_our_group, note
-from rdmatensor._torch.pipeline.stage_buffers import Sent
+from rdmatensor._torch.pipeline.stage_buffers import StageBuffers
 from rdmatensor._torch.pipeline.stage_check import Direction, check_sends
 from rdmatensor.context import Context
 
@@ -157,10 +157,10 @@ def _wrap_pass(
         context = context_of_groups()
         if not args or torch.compiler.is_compiling() or not _is_adopting(self, context):
             return before(self, *args, **kwargs)
-        directions: dict[str, Sent] = self.__dict__.setdefault("_rdmatensor_sent", {})
+        directions: dict[str, StageBuffers] = self.__dict__.setdefault("_rdmatensor_sent", {})
         if name not in directions:
             what = f"{sent.__name__.removeprefix('_')} that stage {self.stage_index} sends"
-            directions[name] = Sent(context, functools.partial(note, what))
+            directions[name] = StageBuffers(context, functools.partial(note, what))
         return directions[name].run(
             lambda: before(self, *args, **kwargs), lambda: sent(self, args[0])
         )
