@@ -60,8 +60,8 @@ build_hash() {
         installed 'torch-*'
         grep '^version' "$VENV/pyvenv.cfg"
         echo "werror=$WERROR"
-        find csrc cmake CMakeLists.txt pyproject.toml rdmatensor/_ffi_build.py -type f -print0 |
-            LC_ALL=C sort -z | xargs -0 sha256sum
+        find csrc cmake CMakeLists.txt pyproject.toml rdmatensor/_native/ffi_build.py \
+            -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
     } | sha256sum
 }
 

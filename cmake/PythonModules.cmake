@@ -4,7 +4,7 @@ find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
 set(RDMATENSOR_INSTALL_DIR rdmatensor)
 
 # ---- cffi: declarations come from the public header, never from a copy of it ----
-set(ffi_build "${CMAKE_CURRENT_SOURCE_DIR}/rdmatensor/_ffi_build.py")
+set(ffi_build "${CMAKE_CURRENT_SOURCE_DIR}/rdmatensor/_native/ffi_build.py")
 set(ffi_header "${RDMATENSOR_CSRC}/include/rdmatensor.h")
 set(ffi_c "${CMAKE_CURRENT_BINARY_DIR}/_rdmatensor_cffi.c")
 # run_path, unlike running the file, leaves its folder out of sys.path: the package has a types.py.

@@ -10,14 +10,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rdmatensor._group_text import describe_text as describe_text
-    from rdmatensor._split import split_group as split_group
+    from rdmatensor._torch.split import split_group as split_group
     from rdmatensor.bootstrap import World as World
     from rdmatensor.bootstrap import join as join
     from rdmatensor.config import Settings as Settings
     from rdmatensor.context import Context as Context
     from rdmatensor.context import default_context as default_context
     from rdmatensor.distributed import describe as describe
+    from rdmatensor.distributed import describe_text as describe_text
     from rdmatensor.distributed import last_operations as last_operations
     from rdmatensor.distributed import monitored_barrier as monitored_barrier
     from rdmatensor.distributed import sequence_number as sequence_number
@@ -63,13 +63,19 @@ if TYPE_CHECKING:
 
 # Module -> its public names. The block above repeats them for type checkers; a test compares both.
 _MODULES = {
-    "_group_text": ("describe_text",),
-    "_split": ("split_group",),
+    "_torch.split": ("split_group",),
     "bootstrap": ("World", "join"),
     "config": ("Settings",),
     "context": ("Context", "default_context"),
     "distributed": (
-        *("describe", "last_operations", "monitored_barrier", "sequence_number", "set_timeout"),
+        *(
+            "describe",
+            "describe_text",
+            "last_operations",
+            "monitored_barrier",
+            "sequence_number",
+            "set_timeout",
+        ),
     ),
     "endpoint": ("Blocks", "Endpoint", "PreparedWrite"),
     "errors": (
@@ -99,7 +105,8 @@ def __getattr__(name: str) -> object:
         from rdmatensor._build_stamp import VERSION
 
         return VERSION
-    if name in ("torch", "metrics", "trace"):  # rdmatensor.torch.empty() needs no separate import
+    # rdmatensor.torch.empty() needs no separate import.
+    if name in ("distributed", "metrics", "torch", "trace"):
         return importlib.import_module(f"rdmatensor.{name}")
     home = _HOMES.get(name)
     if home is None:

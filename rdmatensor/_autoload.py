@@ -1,7 +1,7 @@
 """Called by torch at the end of `import torch`: registers the backend's name, nothing else.
 
-An exception here would break `import torch`, so none is raised. The C++ extension is loaded when
-the first group is made.
+An exception here would break `import torch`, so none is raised. Imports stand in functions: a
+failure is then a warning, and `import torch` does not load what only a group needs.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import contextlib
 import warnings
 from typing import TYPE_CHECKING
 
+from rdmatensor._backend import BACKEND_NAME
+
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, _DistributedBackendOptions
-
-BACKEND_NAME = "rdmatensor"
 
 
 def register() -> None:

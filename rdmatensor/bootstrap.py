@@ -13,7 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
-from rdmatensor._arguments import invalid, seconds, text_bytes, whole
+from rdmatensor._native.arguments import invalid, seconds, text_bytes, whole
 from rdmatensor.config import Settings
 from rdmatensor.context import Context
 from rdmatensor.endpoint import Endpoint

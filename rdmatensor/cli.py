@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+# Imports in functions: each command loads its own, so that each starts fast.
 if TYPE_CHECKING:
     from rdmatensor.doctor import Finding
 
@@ -70,9 +72,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _bench(words: list[str]) -> int:
     """Hand over to the suite, which is in the checkout and not in the installed package."""
-    import importlib
-    from pathlib import Path
-
     here = Path.cwd()
     candidates = [Path(__file__).resolve().parents[1], here, *here.parents]
     for root in candidates:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeGuard
 
-from rdmatensor._arguments import SECONDS_MAX, invalid, seconds
+from rdmatensor._native.arguments import SECONDS_MAX, invalid, seconds
 from rdmatensor.errors import InvalidArgument
 from rdmatensor.types import TransportName
 

@@ -9,11 +9,10 @@ import weakref
 from collections.abc import Callable
 from dataclasses import fields
 from hashlib import sha256
-from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from rdmatensor import config, memory
-from rdmatensor._arguments import (
+from rdmatensor import config, memory, metrics, trace
+from rdmatensor._native.arguments import (
     U32_MAX,
     invalid,
     rank_of,
@@ -22,18 +21,16 @@ from rdmatensor._arguments import (
     timeout_s_of,
     whole_in,
 )
-from rdmatensor._core import Core
-from rdmatensor._describe import placement_of, state_of
-from rdmatensor._describe_text import text_of
-from rdmatensor._ffi import OK, TRANSPORTS, CData, check, fail, ffi, lib, new_error
+from rdmatensor._native.closable import Closable
+from rdmatensor._native.core import Core
+from rdmatensor._native.ffi import OK, TRANSPORTS, CData, check, fail, ffi, lib, new_error
+from rdmatensor._observe.describe import placement_of, state_of
+from rdmatensor._observe.describe_text import text_of
 from rdmatensor.endpoint import Endpoint, open_endpoint
 from rdmatensor.errors import RANK_UNKNOWN
 from rdmatensor.memory import Region, RemoteRegion
 from rdmatensor.slot import Slot
 from rdmatensor.types import Array, Counters, SlotKind, TensorLike
-
-if TYPE_CHECKING:
-    from rdmatensor import metrics
 
 DEFAULT_JOB = "default"
 _LOG_LEVELS = {
@@ -46,7 +43,7 @@ _LOG_LEVELS = {
 _open_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
 
 
-class Context:
+class Context(Closable):
     """The transports found, the arena, the progress engine, and the settings of one process.
 
     settings: None reads the environment. Use it as a context manager, or close() it; a context that
@@ -64,8 +61,6 @@ class Context:
         self.notes: dict[str, object] = {}  # what describe() adds to the C library's description
         lib.rdt_log_set_level(_LOG_LEVELS[self.settings.log])
         if self.settings.trace is not None:
-            from rdmatensor import trace
-
             trace.check_folder(self.settings.trace)
         opts, _texts = _options(self.settings)
         out, err = ffi.new("rdt_context **"), new_error()
@@ -76,8 +71,6 @@ class Context:
         _open_contexts.add(self)
         self._metrics = self._serve_metrics()
         if self.settings.trace is not None or self.settings.metrics_port is not None:
-            from rdmatensor import trace
-
             try:
                 trace.start(self)
             except BaseException:
@@ -87,8 +80,6 @@ class Context:
     def _serve_metrics(self) -> metrics.Server | None:
         if self.settings.metrics_port is None:
             return None
-        from rdmatensor import metrics
-
         try:
             return metrics.Server(self, self.settings.metrics_port)
         except BaseException:
@@ -320,31 +311,20 @@ class Context:
     def _write_trace(self) -> None:
         if self.settings.trace is None or self.is_closed or self._core.is_foreign:
             return
-        from rdmatensor import trace
-
         try:
             trace.write_into(self.settings.trace, self)
         except OSError as error:  # close() must close in any case
             warnings.warn(f"rdmatensor: no trace: {error}", RuntimeWarning, stacklevel=3)
 
-    def __enter__(self) -> Context:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<Context {'closed' if self.is_closed else self.uuid.hex()[:8]}>"
 
-    def __del__(self) -> None:
+    def _is_open(self) -> bool:
         core = getattr(self, "_core", None)
-        if core is not None and not core.waiters.is_closing and not core.is_foreign:
-            warnings.warn("a Context was dropped without close()", ResourceWarning, stacklevel=2)
+        return core is not None and not core.waiters.is_closing and not core.is_foreign
+
+    def _name(self) -> str:
+        return "a Context"
 
 
 def _options(settings: config.Settings) -> tuple[CData, list[CData]]:

@@ -5,11 +5,7 @@
 
 from __future__ import annotations
 
-import atexit
-import importlib
 import json
-import multiprocessing
-import multiprocessing.util
 import os
 import sys
 from dataclasses import replace
@@ -17,27 +13,22 @@ from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, cast
+from typing import TYPE_CHECKING, Protocol, TypedDict, cast
 
-import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as torch_c10d
 
 from rdmatensor import config
-from rdmatensor._autoload import BACKEND_NAME
-from rdmatensor._ffi import Handle
+from rdmatensor._backend import BACKEND_NAME
+from rdmatensor._backend.extension import load_extension, tie_to_context
+from rdmatensor._backend.groups import LastOperation, backend_of, bounded, group_of
+from rdmatensor._observe.describe_text import text_of
+from rdmatensor._record import names, recorder
+from rdmatensor._torch import adopt
 from rdmatensor.context import Context, default_context
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, ProcessGroup, _DistributedBackendOptions
-
-_REBUILD = (
-    "pip install --no-build-isolation --no-deps --force-reinstall --no-cache-dir rdmatensor, or "
-    "`pip install --no-build-isolation --no-deps --force-reinstall .` in its source folder"
-)
-# Contexts whose groups are shut down before they close.
-_tied: set[int] = set()
-_LONGEST = timedelta(days=365)  # a longer timeout means none, and would overflow in C++
 
 
 class Rendezvous(Protocol):
@@ -47,83 +38,12 @@ class Rendezvous(Protocol):
         """Whether every rank gives the same value; waits for all. Does not decode the values."""
 
 
-class LastOperation(TypedDict):
-    """One operation of a group, as this rank saw it."""
-
-    number: int  # among all operations of this rank in the group, from 1
-    sequence: int | None  # of its last collective: "#3" in errors on all ranks; None: it has none
-    collectives: int  # number of collectives: 0 for a message, several for a list of large tensors
-    operation: str  # "rdmatensor:recv from rank 3, tag 0"
-    bytes: int  # of the inputs
-    dtype: torch.dtype
-    state: Literal["in flight", "done", "failed"]
-    seconds: float  # that it took, or has taken so far
-
-
-class BackendPart(Protocol):
-    """The part of rdmatensor._c10d.Backend that is used here and not declared by torch."""
-
-    number: int
-
-    @property
-    def options(self) -> torch_c10d.Backend.Options:
-        """Return the group's options, with its present timeout."""
-
-    def name(self) -> str:
-        """Return the backend's name."""
-
-    def _set_default_timeout(self, timeout: timedelta) -> None: ...
-    def _get_sequence_number_for_group(self) -> int: ...
-    def _counters(self) -> dict[str, int]: ...
-    def _collectives(self) -> str: ...
-    def _average_bucket(self, bucket: torch.Tensor, label: int) -> torch_c10d.Work: ...
-    def _average_init(self, tensor: torch.Tensor) -> object: ...  # _c10d.Persistent
-
-    def last_operations(self) -> list[LastOperation]:
-        """Return the last operations of this rank, oldest first."""
-
-    def recorded(self) -> dict[str, Any]:
-        """Return the recorder's report, with the cycle that it found."""
-
-    def rank(self) -> int:
-        """Return this process's rank in the group."""
-
-    def everyone(self, what: str, mine: str) -> list[str]:
-        """Return every rank's value, in rank order; waits for all."""
-
-    def break_group(self, reason: str) -> None:
-        """End the group on all ranks."""
-
-    def get_error(self) -> torch_c10d.ErrorType:
-        """Return how the group ended, or success."""
-
-
 class Peer(TypedDict):
     """How one member of a group is reached from here. rank: global."""
 
     rank: int
     path: str
     reason: str
-
-
-def load_extension() -> ModuleType:
-    """Return rdmatensor._c10d; ImportError if it was built for another torch, naming both.
-
-    C++ cannot check this itself: the loader would find a symbol missing, or, worse, none.
-    """
-    from rdmatensor._build_stamp import TORCH_VERSION
-
-    if TORCH_VERSION is None:
-        raise ImportError(
-            "this copy of rdmatensor was built without torch, so it has no torch.distributed "
-            f"backend; install it again where torch {torch.__version__} is: {_REBUILD}"
-        )
-    if torch.__version__ != TORCH_VERSION:
-        raise ImportError(
-            f"this copy of rdmatensor was built for torch {TORCH_VERSION}, but torch "
-            f"{torch.__version__} is loaded; build it again: {_REBUILD}"
-        )
-    return importlib.import_module("rdmatensor._c10d")
 
 
 def create(options: _DistributedBackendOptions, backend_options: object = None) -> Backend:
@@ -145,8 +65,6 @@ def create(options: _DistributedBackendOptions, backend_options: object = None) 
     rank, size = options.group_rank, options.group_size
     rendezvous = c10d.Rendezvous(options.store, rank, size, timeout)
     context = _process_context(c10d, rendezvous, size)
-    from rdmatensor import _adopt, _record  # they need this module
-
     has_hooks = context.settings.hooks
     is_recorded = has_hooks and context.settings.plan == "auto"
     secret = context.settings.secret
@@ -164,9 +82,9 @@ def create(options: _DistributedBackendOptions, backend_options: object = None) 
     context.notes["secret"] = context.settings.secret_source or "store"
     _repair_default_backend()
     if is_recorded:
-        _record.mark_steps(c10d)
+        recorder.mark_steps(c10d)
     if has_hooks:
-        _adopt.install(context)
+        adopt.install(context, on_module=names.know)
     return cast("Backend", backend)
 
 
@@ -211,32 +129,6 @@ def _is_one_host(rendezvous: Rendezvous, size: int) -> bool:
     return rendezvous.all_say("host", mine)
 
 
-def tie_to_context(c10d: ModuleType, context: Context) -> None:
-    """Shut the context's groups down before it closes, and keep it while torch uses parts of it."""
-    addr = context._c_addr
-    c10d.offer_symmetric_memory(addr)
-    if addr in _tied:
-        return
-    _tied.add(addr)
-
-    def close(address: int) -> None:
-        _tied.discard(address)
-        c10d.shutdown_groups(address)
-
-    context._core.adopt(Handle("torch groups", addr, close))
-    context._core.is_held.append(lambda: bool(c10d.is_context_in_use(addr)))
-    # Runs before the context's own handler, which was registered earlier; again is harmless.
-    atexit.register(_before_exit, c10d)
-    if multiprocessing.parent_process() is not None:  # one that was forked runs no atexit
-        multiprocessing.util.Finalize(None, _before_exit, (c10d,), exitpriority=10)
-
-
-def _before_exit(c10d: ModuleType) -> None:
-    """Stop while the GIL is available: a thread that requests it later ends the process."""
-    c10d.shutdown_groups()
-    c10d.stop_finisher()
-
-
 def describe(group: ProcessGroup | None = None) -> dict[str, object]:
     """Return the live state of this process, with "peers": how each member is reached, and why.
 
@@ -267,16 +159,19 @@ def describe(group: ProcessGroup | None = None) -> dict[str, object]:
     members = _members(group) if dist.is_initialized() else []
     endpoints = cast("list[dict[str, object]]", state["endpoints"])
     state["peers"] = [_peer(rank, endpoints) for rank in members if rank != dist.get_rank()]
-    from rdmatensor import _adopt, _record  # they need this module
-
-    state.update(_adopt.report(context.settings.adopt and context.settings.hooks))
+    state.update(adopt.report(context.settings.adopt and context.settings.hooks))
     state["collectives"] = {}
     if dist.is_initialized():
         backend = backend_of(group_of(group))
         state["collectives"] = {**backend._counters(), **json.loads(backend._collectives())}
     if members:
-        state["plan"] = _record.describe(backend_of(group_of(group)))
+        state["plan"] = recorder.describe(backend_of(group_of(group)))
     return state
+
+
+def describe_text(group: ProcessGroup | None = None) -> str:
+    """Return describe(group) as lines of text; raises as that does."""
+    return text_of(describe(group))
 
 
 def _members(group: ProcessGroup | None) -> list[int]:
@@ -371,29 +266,3 @@ def last_operations(group: ProcessGroup | None = None) -> list[LastOperation]:
         ValueError: The group is another backend's, or this rank is not a member of it.
     """
     return backend_of(group_of(group)).last_operations()
-
-
-def bounded(timeout: object) -> timedelta:
-    """Return the timeout, or the longest that C++ accepts; TypeError for any other type."""
-    if not isinstance(timeout, timedelta):
-        raise TypeError(f"timeout={timeout!r} is a {type(timeout).__name__}, not a timedelta")
-    return min(timeout, _LONGEST)
-
-
-def group_of(group: ProcessGroup | None) -> ProcessGroup:
-    """Return the group, or the default one for None; ValueError if there is none to use."""
-    chosen = dist.group.WORLD if group is None else group
-    if chosen is None:
-        raise ValueError("init_process_group() has not been called")
-    if not isinstance(chosen, dist.ProcessGroup):
-        raise ValueError("this process is not a member of the group")
-    return chosen
-
-
-def backend_of(group: ProcessGroup) -> BackendPart:
-    """Return this backend's part of a group, without the wrapper of TORCH_DISTRIBUTED_DEBUG."""
-    part = group._get_backend(torch.device("cpu"))
-    backend = cast("BackendPart", getattr(part, "wrapped_pg", part))
-    if backend.name() != BACKEND_NAME:
-        raise ValueError(f"the group's CPU tensors are {backend.name()}'s, not {BACKEND_NAME}'s")
-    return backend

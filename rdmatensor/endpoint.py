@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
-from types import TracebackType
 from typing import cast
 
 import numpy as np
 from numpy.typing import NBitBase, NDArray
 
-from rdmatensor._arguments import U64_MAX, invalid, timeout_s_of, whole_in
-from rdmatensor._core import Core
-from rdmatensor._ffi import (
+from rdmatensor._native.arguments import U64_MAX, invalid, timeout_s_of, whole_in
+from rdmatensor._native.closable import Closable
+from rdmatensor._native.core import Core
+from rdmatensor._native.ffi import (
     AGAIN,
     BYTES,
     OK,
@@ -176,7 +175,7 @@ def _struct_of(region: RemoteRegion, call: str) -> CData:
         ) from None
 
 
-class Endpoint:
+class Endpoint(Closable):
     """The connection to one peer, over the best path that a probe proved; see Context.connect().
 
     Writes and notifications to one peer arrive in order. Operations may be posted before the
@@ -189,7 +188,7 @@ class Endpoint:
         self.rank = rank
         # After join(): raises if the peer left a message that it gave up, which C cannot know.
         self._look_for_leaving: Callable[[], None] | None = None
-        self._handle = core.adopt(Handle("endpoint", ptr, lib.rdt_endpoint_close))
+        self._handle: Handle = core.adopt(Handle("endpoint", ptr, lib.rdt_endpoint_close))
 
     def _ptr(self, call: str) -> CData:
         """Return the rdt_endpoint *; raises Closed."""
@@ -363,27 +362,11 @@ class Endpoint:
 
     def close(self) -> None:
         """Flush and close; the peer notices that this side left. Idempotent."""
-        self._core.release(self._handle)
-
-    def __enter__(self) -> Endpoint:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        super().close()
 
     def __repr__(self) -> str:
         state = self.transport if self._handle.ptr is not None else "closed"
         return f"<Endpoint rank={self.rank} {state}>"
-
-    def __del__(self) -> None:
-        handle = getattr(self, "_handle", None)
-        if handle is not None and handle.ptr is not None and not self._core.is_foreign:
-            warnings.warn(f"{self!r} was dropped without close()", ResourceWarning, stacklevel=2)
 
 
 def open_endpoint(core: Core, blob: bytes, job: bytes, rank: int, timeout_s: float) -> Endpoint:

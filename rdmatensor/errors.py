@@ -110,5 +110,9 @@ class VersionMismatch(PeerError):
     """The peer runs another version of the protocol or the library; the message names both."""
 
 
+class PlanMismatch(RuntimeError):
+    """The model is not the one that the plan was made from; the message names the tensor."""
+
+
 class InternalError(RdmaTensorError):
     """An invariant of this library is broken: please report it with the message."""

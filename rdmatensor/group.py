@@ -8,14 +8,13 @@ difference, and the others Mismatch or a PeerError with the same text.
 from __future__ import annotations
 
 import math
-import warnings
 from functools import partial
-from types import TracebackType
 
 from rdmatensor import memory
-from rdmatensor._arguments import U64_MAX, invalid, text_bytes, whole_in
-from rdmatensor._core import Core
-from rdmatensor._ffi import (
+from rdmatensor._native.arguments import U64_MAX, invalid, text_bytes, whole_in
+from rdmatensor._native.closable import Closable
+from rdmatensor._native.core import Core
+from rdmatensor._native.ffi import (
     GIVE_BLOB,
     REDUCE_OPS,
     CData,
@@ -32,7 +31,7 @@ from rdmatensor.transfer import Reception, Transfer
 from rdmatensor.types import ReduceOp, TensorLike
 
 
-class Group:
+class Group(Closable):
     """Ranks that communicate; made by World.group(). Ranks below are those of the group.
 
     Ownership: all tensors are kept alive, sources must not change and destinations must not be used
@@ -68,7 +67,7 @@ class Group:
         opts.blob, opts.blob_arg = GIVE_BLOB, table
         out, err = ffi.new("rdt_group **"), new_error()
         check(lib.rdt_group_create(core.get("group"), opts, out, err), "group", err)
-        self._handle = core.adopt(Handle(f"group {name!r}", out[0], lib.rdt_group_destroy))
+        self._handle: Handle = core.adopt(Handle(f"group {name!r}", out[0], lib.rdt_group_destroy))
 
     # ---- messages ------------------------------------------------------------------------------
 
@@ -341,26 +340,10 @@ class Group:
 
     def close(self) -> None:
         """Leave the group; what is in flight ends with Canceled. Idempotent."""
-        self._core.release(self._handle)
-
-    def __enter__(self) -> Group:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        super().close()
 
     def __repr__(self) -> str:
         return f"<Group {self.name!r} rank {self.rank} of {self.size}>"
-
-    def __del__(self) -> None:
-        handle = getattr(self, "_handle", None)
-        if handle is not None and handle.ptr is not None and not self._core.is_foreign:
-            warnings.warn(f"{self!r} was dropped without close()", ResourceWarning, stacklevel=2)
 
 
 _NAMES = {

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, fields
 from functools import cached_property
-from types import TracebackType
 from typing import cast
 
 import numpy as np
 
-from rdmatensor._arguments import invalid, raw_bytes
-from rdmatensor._core import Core
-from rdmatensor._ffi import (
+from rdmatensor._native.arguments import invalid, raw_bytes
+from rdmatensor._native.closable import Closable
+from rdmatensor._native.core import Core
+from rdmatensor._native.ffi import (
     BYTES,
     CData,
     Handle,
@@ -285,7 +284,7 @@ def export_region(region: CData) -> RemoteRegion:
     return RemoteRegion._of_struct(struct)
 
 
-class Region:
+class Region(Closable):
     """The user's own memory that peers may write and read; made by Context.register().
 
     Ownership: the memory is kept alive until close(), and after it until no peer can write it any
@@ -303,7 +302,7 @@ class Region:
         def destroy(region: CData) -> None:
             core.drain(region, data)
 
-        self._handle = core.adopt(Handle("region", out[0], destroy))
+        self._handle: Handle = core.adopt(Handle("region", out[0], destroy))
 
     def export(self) -> RemoteRegion:
         """Return the handle by which a peer accesses it."""
@@ -311,28 +310,11 @@ class Region:
 
     def close(self) -> None:
         """Withdraw it from peers, whose handles become stale. Idempotent."""
-        self._core.release(self._handle)
+        super().close()
         self._core.reap()
 
     def __repr__(self) -> str:
         return f"<Region of {self.len_bytes} B{'' if self._handle.ptr is not None else ', closed'}>"
 
-    def __enter__(self) -> Region:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        handle = getattr(self, "_handle", None)
-        if handle is not None and handle.ptr is not None and not self._core.is_foreign:
-            warnings.warn(
-                f"a Region of {self.len_bytes} B was dropped without close()",
-                ResourceWarning,
-                stacklevel=2,
-            )
+    def _name(self) -> str:
+        return f"a Region of {self.len_bytes} B"

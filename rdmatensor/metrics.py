@@ -18,13 +18,11 @@ from pathlib import Path
 from socket import socket as Socket  # noqa: N812 - a class
 from threading import Thread
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import Literal, Protocol, cast
 
 from rdmatensor import trace
+from rdmatensor._observe.observed import Observed
 from rdmatensor.errors import Closed, DeviceError, NotSupported
-
-if TYPE_CHECKING:
-    from rdmatensor.context import Context
 
 ADDRESS = "127.0.0.1"
 _HISTOGRAM = "transfer_seconds"
@@ -93,7 +91,7 @@ class Sample:
         return f"rdmatensor_{self.name}{total}" + (f"{{{labels}}}" if labels else "")
 
 
-def samples(context: Context, root: Path = Path("/")) -> list[Sample]:
+def samples(context: Observed, root: Path = Path("/")) -> list[Sample]:
     """Return all numbers as they are now.
 
     Args:
@@ -120,7 +118,7 @@ def samples(context: Context, root: Path = Path("/")) -> list[Sample]:
     return found
 
 
-def values(context: Context) -> dict[str, float]:
+def values(context: Observed) -> dict[str, float]:
     """Return {name: number}, the names as Prometheus writes them, labels included.
 
     Raises:
@@ -129,7 +127,7 @@ def values(context: Context) -> dict[str, float]:
     return {sample.full_name: sample.value for sample in samples(context)}
 
 
-def text(context: Context) -> str:
+def text(context: Observed) -> str:
     """Return the numbers in Prometheus' text format.
 
     Raises:
@@ -224,7 +222,7 @@ class _Family(Protocol):
 class _Collector:
     """The collector that a registry of prometheus-client asks at each scrape."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Observed) -> None:
         self._context = weakref.ref(context)
 
     def collect(self) -> Iterator[object]:
@@ -266,7 +264,7 @@ class _Collector:
         return family
 
 
-def _registry(client: ModuleType, context: Context) -> object:
+def _registry(client: ModuleType, context: Observed) -> object:
     registry = client.CollectorRegistry()
     registry.register(_Collector(context))
     return registry
@@ -285,7 +283,7 @@ class _Httpd(Protocol):
 class Server:
     """Answers Prometheus on 127.0.0.1 until close(); one thread of its own."""
 
-    def __init__(self, context: Context, ports: tuple[int, int]) -> None:
+    def __init__(self, context: Observed, ports: tuple[int, int]) -> None:
         """Take the first port that is free of ports, both ends included.
 
         Raises: NotSupported (prometheus-client is not installed), DeviceError (no port is free).

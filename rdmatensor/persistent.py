@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from types import TracebackType
 
-from rdmatensor._core import Core
-from rdmatensor._ffi import CData, Handle, check, lib, take
+from rdmatensor._native.closable import Closable
+from rdmatensor._native.core import Core
+from rdmatensor._native.ffi import CData, Handle, check, lib, take
 from rdmatensor.transfer import Transfer
 
 
-class PersistentCollective:
+class PersistentCollective(Closable):
     """A collective over fixed tensors; made by the ``*_init()`` methods of a Group.
 
     What does not change between two runs is done once: arguments are checked and compared among the
@@ -31,6 +30,8 @@ class PersistentCollective:
         ...         compute(gradient)
         ...         average.start().wait()
     """
+
+    _handle: Handle
 
     def __init__(
         self, core: Core, handle: Handle, pins: list[CData], what: Callable[[], str]
@@ -61,28 +62,8 @@ class PersistentCollective:
         """Whether close() was called, here or by the context."""
         return self._handle.ptr is None
 
-    def close(self) -> None:
-        """Free it; not collective. A start in flight goes on. Idempotent."""
-        self._core.release(self._handle)
-
-    def __enter__(self) -> PersistentCollective:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<PersistentCollective {self._what()}{' (closed)' if self.is_closed else ''}>"
-
-    def __del__(self) -> None:
-        handle = getattr(self, "_handle", None)
-        if handle is not None and handle.ptr is not None and not self._core.is_foreign:
-            warnings.warn(f"{self!r} was dropped without close()", ResourceWarning, stacklevel=2)
 
 
 class PersistentMessage:

@@ -28,8 +28,9 @@ import torch.distributed as dist
 from torch.utils.weak import WeakIdKeyDictionary
 
 from graph_analysis import TransferPlan
-from rdmatensor import _record
-from rdmatensor._plan_agree import (
+from rdmatensor._backend.extension import load_extension
+from rdmatensor._backend.groups import backend_of
+from rdmatensor._plan.agree import (
     BoundBucket,
     broadcast_all,
     check_layouts,
@@ -37,10 +38,10 @@ from rdmatensor._plan_agree import (
     on_all_ranks,
     refuse,
 )
-from rdmatensor._plan_buffers import SentBuffers
-from rdmatensor._plan_costs import Costs, Described
-from rdmatensor._plan_memory import GradientMemory, PlanMismatch
-from rdmatensor._plan_model import (
+from rdmatensor._plan.buffers import SentBuffers
+from rdmatensor._plan.costs import Costs, Described
+from rdmatensor._plan.memory import GradientMemory
+from rdmatensor._plan.model import (
     ModelCheck,
     ModuleHook,
     check_not_sparse,
@@ -50,9 +51,10 @@ from rdmatensor._plan_model import (
     tensors_in,
     unclaim,
 )
-from rdmatensor._plan_step import Step
+from rdmatensor._plan.step import Step
+from rdmatensor._record import names, recorder
 from rdmatensor.context import default_context
-from rdmatensor.distributed import backend_of, load_extension
+from rdmatensor.errors import PlanMismatch
 
 __all__ = ["Described", "PlanMismatch", "PlannedModel", "apply", "recorded"]
 
@@ -126,7 +128,7 @@ def recorded(group: dist.ProcessGroup | None = None) -> TransferPlan | None:
         ValueError: The group is another backend's.
         PlanError: A rank's description of its step is damaged, or cannot be part of a plan.
     """
-    return _record.recorded(backend_of(_chosen(group)))
+    return recorder.recorded(backend_of(_chosen(group)))
 
 
 class PlannedModel:
@@ -184,7 +186,7 @@ class PlannedModel:
         self._check = ModelCheck(model, memory.gradients, held_weakly(self._on_unplanned))
         self._step = Step(memory, bound, buffers, self._check, self._group, costs)
         self._step.finds_unused = find_unused_parameters
-        _record.know(model, buffers)
+        names.know(model, buffers)
         self._hooks = [
             model.register_forward_pre_hook(ModuleHook(self._before_forward)),
             model.register_forward_hook(ModuleHook(self._after_forward)),

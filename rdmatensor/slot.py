@@ -7,7 +7,6 @@ side with Endpoint.slot() and sends tensors with put(), or writes them in buffer
 from __future__ import annotations
 
 import math
-import warnings
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -15,9 +14,10 @@ from types import TracebackType
 from typing import cast
 
 from rdmatensor import errors
-from rdmatensor._arguments import invalid, text_bytes, timeout_s_of
-from rdmatensor._core import Core
-from rdmatensor._ffi import (
+from rdmatensor._native.arguments import invalid, text_bytes, timeout_s_of
+from rdmatensor._native.closable import Closable
+from rdmatensor._native.core import Core
+from rdmatensor._native.ffi import (
     OK,
     CData,
     Handle,
@@ -73,7 +73,7 @@ class Held:
         self.release()
 
 
-class Slot:
+class Slot(Closable):
     """The receiver's side; made by Context.slot(). Two buffers: one can be read while one fills.
 
     Threads: one thread at a time. A signal handler must not call get() of a slot whose get() it may
@@ -97,7 +97,7 @@ class Slot:
         out, err = ffi.new("rdt_slot **"), new_error()
         check(lib.rdt_slot_create(endpoint, _name(name), desc, out, err), "slot", err)
         self._core = core
-        self._handle = core.adopt(Handle(f"slot {name!r}", out[0], lib.rdt_slot_destroy))
+        self._handle: Handle = core.adopt(Handle(f"slot {name!r}", out[0], lib.rdt_slot_destroy))
         self._held: deque[Held] = deque()
         self._arrays: dict[int, Array] = {}  # static: the two buffers, by address
 
@@ -162,27 +162,13 @@ class Slot:
     def close(self) -> None:
         """Destroy the slot; the sender's next put() fails. Idempotent."""
         self._arrays.clear()
-        self._core.release(self._handle)
-
-    def __enter__(self) -> Slot:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        super().close()
 
     def __repr__(self) -> str:
         return f"<Slot {self.name!r} {self.kind} {self.dtype} {list(self.shape)}>"
 
-    def __del__(self) -> None:
-        _warn_if_open(self, getattr(self, "_handle", None))
 
-
-class SlotSender:
+class SlotSender(Closable):
     """The sender's side; made by Endpoint.slot(). Threads: one thread at a time."""
 
     def __init__(
@@ -343,25 +329,10 @@ class SlotSender:
     def close(self) -> None:
         """Close this side; idempotent. Withdraws what no receiver of a dynamic slot has read."""
         self._arrays.clear()
-        if self._handle is not None:
-            self._core.release(self._handle)
-
-    def __enter__(self) -> SlotSender:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        super().close()
 
     def __repr__(self) -> str:
         return f"<SlotSender {self.name!r} {self.kind} {self.dtype} {self.shape}>"
-
-    def __del__(self) -> None:
-        _warn_if_open(self, getattr(self, "_handle", None))
 
 
 def _name(name: str) -> bytes:
@@ -375,8 +346,3 @@ def _fill(dims: CData, shape: tuple[int, ...]) -> CData:
     for index, dim in enumerate(shape):
         dims[index] = dim
     return dims
-
-
-def _warn_if_open(owner: Slot | SlotSender, handle: Handle | None) -> None:
-    if handle is not None and handle.ptr is not None:
-        warnings.warn(f"{owner!r} was dropped without close()", ResourceWarning, stacklevel=3)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 from urllib.parse import quote
 
-from rdmatensor._arguments import seconds
+from rdmatensor._native.arguments import seconds
 from rdmatensor.errors import InvalidArgument, PeerError, TransferTimeout
 
 # Polling: a store has no other wait that Ctrl-C can end.

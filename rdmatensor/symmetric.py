@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from rdmatensor.distributed import load_extension
+from rdmatensor._backend.extension import load_extension
 
 if TYPE_CHECKING:
     import torch

@@ -11,8 +11,8 @@ from typing import cast
 
 import torch
 
+from rdmatensor._backend.extension import load_extension, tie_to_context
 from rdmatensor.context import Context, default_context
-from rdmatensor.distributed import load_extension, tie_to_context
 
 MIN_BYTES = 4096  # a page: below it a copy costs less than a place of its own in the arena
 _KEPT = 256  # requests that describe() lists; bounded, as a program may adopt forever

@@ -26,14 +26,12 @@ import zlib
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rdmatensor._arguments import invalid, whole_in
-from rdmatensor._ffi import OK, check, ffi, lib, new_error
+from rdmatensor._native.arguments import invalid, whole_in
+from rdmatensor._native.ffi import OK, check, ffi, lib, new_error
+from rdmatensor._observe.observed import Observed
 from rdmatensor.errors import RANK_UNKNOWN
-
-if TYPE_CHECKING:
-    from rdmatensor.context import Context
 
 DEFAULT_CAPACITY = 1 << 16
 CAPACITY_MAX = 1 << 24
@@ -55,7 +53,7 @@ class Event:
     status: str  # "RDT_OK", "RDT_EPEER"; "in flight"
 
 
-def start(context: Context, capacity: int = DEFAULT_CAPACITY) -> None:
+def start(context: Observed, capacity: int = DEFAULT_CAPACITY) -> None:
     """Keep the last `capacity` transfers from now on; once in a context's life.
 
     Args:
@@ -72,7 +70,7 @@ def start(context: Context, capacity: int = DEFAULT_CAPACITY) -> None:
     check(lib.rdt_context_trace_start(context._c_ptr("trace"), capacity, err), "trace", err)
 
 
-def events(context: Context, since: int = 1) -> list[Event]:
+def events(context: Observed, since: int = 1) -> list[Event]:
     """Return the transfers that are kept, oldest first.
 
     Args:
@@ -113,7 +111,7 @@ class Histogram:
     buckets: tuple[tuple[float, int], ...]  # (seconds, how many took no longer); ends with inf
 
 
-def histograms(context: Context) -> list[Histogram]:
+def histograms(context: Observed) -> list[Histogram]:
     """Return one histogram for each name that has ended at least once.
 
     Empty if start() was not called.
@@ -147,7 +145,7 @@ def _event(raw: Any) -> Event:  # noqa: ANN401 - a struct of cffi
     )
 
 
-def write(context: Context, path: str | Path, *, beside: str | Path | None = None) -> int:
+def write(context: Observed, path: str | Path, *, beside: str | Path | None = None) -> int:
     """Write the transfers that are kept as a Chrome trace.
 
     Args:
@@ -259,7 +257,7 @@ def check_folder(folder: str) -> None:
         raise invalid("Context", f"RDMATENSOR_TRACE={folder}: no folder that can be written to")
 
 
-def write_into(folder: str, context: Context) -> Path:
+def write_into(folder: str, context: Observed) -> Path:
     """Write FOLDER/rdmatensor-<host>-<pid>.json and return its path; adds "-<uuid>" if it exists.
 
     Raises: OSError, Closed.

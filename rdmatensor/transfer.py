@@ -11,9 +11,20 @@ from collections.abc import Callable, Generator
 from typing import cast
 
 from rdmatensor import errors
-from rdmatensor._arguments import timeout_s_of
-from rdmatensor._core import Core
-from rdmatensor._ffi import AGAIN, OK, RING, CData, Frame, error_of, ffi, give, lib, new_error
+from rdmatensor._native.arguments import timeout_s_of
+from rdmatensor._native.core import Core
+from rdmatensor._native.ffi import (
+    AGAIN,
+    OK,
+    RING,
+    CData,
+    Frame,
+    error_of,
+    ffi,
+    give,
+    lib,
+    new_error,
+)
 
 _LOOK_AGAIN_S = 0.05
 _NO_ERR: CData = ffi.NULL
@@ -268,9 +279,10 @@ class Waker:
     def of(core: Core) -> Waker:
         """Return the Waker of the running loop; it is removed when nothing waits any more."""
         loop = asyncio.get_running_loop()
-        waker = core.wakers.get(loop)
-        if waker is None:
-            waker = core.wakers[loop] = Waker(core, loop)
+        known = core.wakers.get(loop)
+        if isinstance(known, Waker):
+            return known
+        waker = core.wakers[loop] = Waker(core, loop)
         return waker
 
     async def wait(self, transfer: Transfer) -> None:

@@ -25,7 +25,7 @@ import torch
 import rdmatensor
 from bench.benchlib import programs
 from bench.workers.grpc_server import flat_of
-from rdmatensor._ffi import CData, ffi, lib
+from rdmatensor._native.ffi import CData, ffi, lib
 from rdmatensor.slot import Slot, SlotSender
 
 _HEADS_BYTES = 16 << 10  # COPY_RING_HEADS_BYTES

@@ -69,7 +69,7 @@ def examine(plan: Path | None = None) -> Iterator[Finding]:
 
 def plan_arena_bytes(path: Path) -> int:
     """Return the size of a plan's largest arena; raises OSError, PlanError (a ValueError)."""
-    from graph_analysis import plan_from_json
+    from graph_analysis import plan_from_json  # only for a plan, to start fast
 
     plan = plan_from_json(path.read_bytes())
     return max((arena.peak_bytes for arena in plan.arenas), default=0)

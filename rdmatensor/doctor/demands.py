@@ -15,6 +15,7 @@ from rdmatensor.doctor.finding import Finding, broken, ok
 from rdmatensor.doctor.loopback import DEADLINE_S, for_trial
 from rdmatensor.errors import RdmaTensorError
 
+# Imports in functions load numpy or the C library: what the doctor finds first does not need them.
 if TYPE_CHECKING:
     from rdmatensor.transfer import Transfer
 

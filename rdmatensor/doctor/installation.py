@@ -19,6 +19,7 @@ _REBUILD = (
 
 def check_build() -> Iterator[Finding]:
     """Whether package and library are from one build."""
+    # Imported here: a build that is missing is a finding, not the end of the doctor.
     from rdmatensor._build_stamp import BUILD_TYPE, COMPILER, VERSION
 
     yield ok(
@@ -26,7 +27,7 @@ def check_build() -> Iterator[Finding]:
         f"{VERSION} ({BUILD_TYPE}, {COMPILER}), "
         f"Python {platform.python_version()}, Linux {platform.release()} {platform.machine()}",
     )
-    from rdmatensor._ffi import ffi, lib
+    from rdmatensor._native.ffi import ffi, lib
 
     version, abi = ffi.string(lib.rdt_version()).decode(), lib.rdt_abi_version()
     text = f"{version}, ABI {abi >> 16}.{abi & 0xFFFF}"

@@ -14,6 +14,7 @@ from rdmatensor.doctor.cures import cure
 from rdmatensor.doctor.finding import Finding, broken, ok, slower
 from rdmatensor.errors import RdmaTensorError
 
+# Imports in functions load numpy or the C library: what the doctor finds first does not need them.
 if TYPE_CHECKING:
     from rdmatensor.context import Context
     from rdmatensor.endpoint import Endpoint

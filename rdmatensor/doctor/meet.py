@@ -87,7 +87,7 @@ def _store(host: str, port: int, rank: int, timeout_s: float) -> Store:
 
     Its host is chosen as in torch.distributed.rendezvous.
     """
-    # These are torch's ranks, so torch is installed.
+    # Here, as the doctor needs no torch: but these are torch's ranks, so it is installed.
     from torch._C._distributed_c10d import TCPStore
 
     is_host = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"

@@ -19,6 +19,7 @@ from rdmatensor.doctor.words import Words, refused
 from rdmatensor.errors import RdmaTensorError
 from rdmatensor.store import Store
 
+# Imports in functions load numpy or the C library: what the doctor finds first does not need them.
 if TYPE_CHECKING:
     from rdmatensor.memory import RemoteRegion
     from rdmatensor.types import Array

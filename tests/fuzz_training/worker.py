@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-import rdmatensor._ddp_births
+import rdmatensor._torch.ddp.gradients
 from tests.fuzz_training.case import Case
 from tests.fuzz_training.judge import Value
 from tests.fuzz_training.moments import Moments
@@ -25,7 +25,7 @@ from tests.fuzz_training.wraps import ByHand, Inputs, Planned, Trained
 
 GROUP_TIMEOUT = timedelta(seconds=20)
 ORACLE_TIMEOUT = timedelta(seconds=60)  # also of a rank that captures a graph meanwhile
-USUAL_LEAST_BYTES = rdmatensor._ddp_births.LEAST_BYTES
+USUAL_LEAST_BYTES = rdmatensor._torch.ddp.gradients.LEAST_BYTES
 LEAST_BYTES = 4  # in most cases gradients of any size are born in DDP's buckets
 
 
@@ -84,7 +84,7 @@ def run(case: Case, way: str, rank: int, groups: Groups) -> Outcome:
     """Run the case's program in one way: "oracle", "by hand" or "subject"."""
     outcome = Outcome()
     is_usual = case.get("usual_births")
-    rdmatensor._ddp_births.LEAST_BYTES = USUAL_LEAST_BYTES if is_usual else LEAST_BYTES
+    rdmatensor._torch.ddp.gradients.LEAST_BYTES = USUAL_LEAST_BYTES if is_usual else LEAST_BYTES
     Moments.pauses = None if case.get("compiled") else random.Random(f"{case.seed} {way} {rank}")
     try:
         train(case, way, rank, groups, outcome)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-import rdmatensor._ddp_births
+import rdmatensor._torch.ddp.gradients
 import rdmatensor.plan
 from graph_analysis import (
     CostModel,
@@ -81,7 +81,7 @@ class Trained:
 
     def born(self) -> int:
         """Return how many gradients were written where they are sent from."""
-        return sum(one["born"] for one in rdmatensor._ddp_births.told())
+        return sum(one["born"] for one in rdmatensor._torch.ddp.gradients.told())
 
     def close(self) -> None:
         self.wrapped = None

@@ -23,9 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rdmatensor.distributed
 import rdmatensor.torch
-from rdmatensor import _ddp_births
+from rdmatensor._backend.extension import load_extension
+from rdmatensor._torch.ddp import gradients as ddp_gradients
 from rdmatensor.context import default_context
-from rdmatensor.distributed import load_extension
 
 TIMEOUT = timedelta(seconds=60)
 CASES = {**PLAIN, **SURPRISES, **SUMS}
@@ -262,7 +262,7 @@ def asked(rank: int, world: int) -> dict[str, Any]:
     def ask() -> None:
         nonlocal times
         while not is_over.is_set():
-            _ddp_births.told()
+            ddp_gradients.told()
             times += 1
 
     thread = threading.Thread(target=ask, daemon=True)

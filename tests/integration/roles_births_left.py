@@ -15,8 +15,8 @@ from births_surprises import Fails, failing
 from roles_births import TIMEOUT, running, told
 
 import rdmatensor.torch
+from rdmatensor._backend.extension import load_extension
 from rdmatensor.context import default_context
-from rdmatensor.distributed import load_extension
 
 
 def left_on_a_thread(rank: int, world: int, *, is_ending: bool) -> dict[str, Any]:

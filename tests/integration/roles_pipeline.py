@@ -14,9 +14,9 @@ from roles_counts import witnessed
 from torch import nn
 from torch.distributed import pipelining
 
-import rdmatensor._sent
 import rdmatensor.distributed
 import rdmatensor.torch
+from rdmatensor._torch.pipeline import stage_buffers
 
 TIMEOUT = timedelta(seconds=60)
 WIDTH = 512
@@ -141,7 +141,7 @@ def sends_from_the_arena(rank: int, world: int, *, name: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
-    rdmatensor._sent.Sent._has_devices = lambda _self: True  # type: ignore[method-assign]
+    stage_buffers.StageBuffers._has_devices = lambda _self: True  # type: ignore[method-assign]
     schedule, module = schedule_of(name, rank, world, None)
     places = watch_sends(schedule._stage)
     found: dict[str, Any] = {"places": []}

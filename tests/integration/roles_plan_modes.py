@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 import rdmatensor.plan
 import rdmatensor.torch
 from graph_analysis import CostModel, DataParallel, TransferPlan, analyze
-from rdmatensor._plan_agree import BoundBucket
-from rdmatensor.distributed import load_extension
+from rdmatensor._backend.extension import load_extension
+from rdmatensor._plan.agree import BoundBucket
 
 TIMEOUT = timedelta(seconds=60)
 SETTINGS = {"lr": 0.1, "momentum": 0.9}

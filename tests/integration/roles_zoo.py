@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rdmatensor.plan
 from graph_analysis import DataParallel, TransferPlan, analyze
-from rdmatensor.distributed import backend_of
+from rdmatensor._backend.groups import backend_of
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "graph"))
 

@@ -14,7 +14,8 @@ from typing import Any, cast
 import pytest
 from torch.nn.parallel import DistributedDataParallel
 
-from rdmatensor import _adopt
+from rdmatensor._torch import adopt, adoption
+from rdmatensor._torch.pipeline import stages as stages_wrapper
 from rdmatensor.context import Context
 
 pytestmark = pytest.mark.timeout(60)
@@ -39,13 +40,13 @@ class PipelineStage(_PipelineStageBase): ...
 @pytest.fixture
 def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A module that stands in for torch's; what install() changes is put back."""
-    monkeypatch.setattr(_adopt, "_STAGES", NAME)
+    monkeypatch.setattr(stages_wrapper, "_STAGES", NAME)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("_ddp_init_helper", "_pre_forward", "_post_forward"):
         monkeypatch.setattr(DistributedDataParallel, name, getattr(DistributedDataParallel, name))
-    monkeypatch.setattr(DistributedDataParallel, "_rdmatensor_context", None, raising=False)
+    monkeypatch.setattr(adoption.process, "context", None)
     path = tmp_path / f"{NAME}.py"
     path.write_text(AS_TORCH_HAS_IT)
     yield path
@@ -54,7 +55,7 @@ def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def install(is_adopting: bool = True) -> None:
     context = SimpleNamespace(settings=SimpleNamespace(adopt=is_adopting), is_closed=False)
-    _adopt.install(cast("Context", context))
+    adopt.install(cast("Context", context), on_module=lambda _module: None)
 
 
 def wrapped(module: Any) -> list[bool]:

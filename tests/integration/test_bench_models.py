@@ -23,7 +23,7 @@ from bench.suite.models import CONTESTANTS, worker_turns
 from bench.workers import copy_variant
 from bench.workers.paper_models import MODELS
 from bench.workers.trainers import TRAINERS, Job
-from rdmatensor._ffi import ffi
+from rdmatensor._native.ffi import ffi
 
 pytestmark = pytest.mark.turns()  # minutes in all
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from graph_analysis import PlanError, RecordedOp, RecordedTensor, TransferPlan
 from graph_analysis.recording import recording_to_json
-from rdmatensor._plan_memory import PlanMismatch
-from rdmatensor._record import plan_of
+from rdmatensor._record.recorder import plan_of
+from rdmatensor.errors import PlanMismatch
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from rdmatensor import _ffi
+from rdmatensor._native import ffi
 
 ROOT = Path(__file__).parents[2]
 
-_ffi.lib.rdt_version()
+ffi.lib.rdt_version()
 mapped = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
 libraries = {line.split()[-1] for line in mapped if "librdmatensor.so" in line}
 assert len(libraries) == 1, libraries

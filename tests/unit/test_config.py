@@ -200,7 +200,7 @@ def test_what_the_c_library_reads_is_in_the_list_and_in_the_readme() -> None:
 def test_only_config_reads_the_environment() -> None:
     import rdmatensor
 
-    for path in Path(rdmatensor.__file__).parent.glob("*.py"):
+    for path in Path(rdmatensor.__file__).parent.rglob("*.py"):
         if path.name != "config.py":  # what launchers set is theirs, and may be read elsewhere
             found = re.findall(r"(?:environ|getenv).{0,20}RDMATENSOR_\w+", path.read_text())
             assert not found, path.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rdmatensor import Context, Settings
-from rdmatensor._describe_text import text_of
+from rdmatensor._observe.describe_text import text_of
 
 
 def test_everything_has_its_line() -> None:

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from rdmatensor import errors
-from rdmatensor._ffi import check, error_of, ffi, lib
+from rdmatensor._native.ffi import check, error_of, ffi, lib
 
 STATUSES = {
     name: getattr(lib, name)

@@ -25,7 +25,7 @@ from rdmatensor import (
     RemoteRegion,
     Settings,
 )
-from rdmatensor._ffi import dtype_code, lib
+from rdmatensor._native.ffi import dtype_code, lib
 from rdmatensor.memory import dtype_name, span
 from rdmatensor.types import DTYPE_NAMES
 
@@ -247,7 +247,7 @@ def test_tensors_of_torch_are_taken_by_their_looks(context: Context) -> None:
     array = np.arange(12, dtype=np.float32).reshape(3, 4)
     data, len_bytes = span(FakeTensor(array), "test")
     assert len_bytes == 48
-    from rdmatensor._ffi import ffi
+    from rdmatensor._native.ffi import ffi
 
     assert bytes(ffi.buffer(data, 48)) == array.tobytes()
     refused = [
@@ -266,7 +266,7 @@ def test_real_torch_tensors() -> None:
     torch = pytest.importorskip("torch", reason="no torch")
     tensor = torch.arange(10, dtype=torch.bfloat16)
     data, len_bytes = span(tensor, "test")
-    from rdmatensor._ffi import ffi
+    from rdmatensor._native.ffi import ffi
 
     assert bytes(ffi.buffer(data, len_bytes)) == tensor.view(torch.uint8).numpy().tobytes()
     assert dtype_name(torch.bfloat16) == "bfloat16"

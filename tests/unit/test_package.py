@@ -108,7 +108,7 @@ def test_the_doctor_needs_no_torch_to_start() -> None:
 def test_everything_but_the_backend_works_without_torch() -> None:
     code = BLOCK + (
         "import rdmatensor, numpy as np\n"
-        "BACKEND = ('distributed', 'hooks', '_group_text', '_split')\n"
+        "BACKEND = ('distributed', 'hooks', '_torch.split')\n"
         "for name in rdmatensor.__all__:\n"
         "    if rdmatensor._HOMES.get(name) in BACKEND: continue\n"
         "    getattr(rdmatensor, name)\n"
@@ -129,18 +129,18 @@ def test_the_doctor_works_without_torch() -> None:
 
 
 def test_a_package_that_was_not_built_says_how_to_build_it(tmp_path: Path) -> None:
-    copy = tmp_path / "rdmatensor"
-    copy.mkdir()
-    for path in FOLDER.glob("*.py"):
+    for path in FOLDER.rglob("*.py"):
         if path.name != "_build_stamp.py":
-            (copy / path.name).write_text(path.read_text())
-    code = "try: import rdmatensor._ffi\nexcept ImportError as error: print(error)\n"
+            copy = tmp_path / "rdmatensor" / path.relative_to(FOLDER)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(path.read_text())
+    code = "try: import rdmatensor._native.ffi\nexcept ImportError as error: print(error)\n"
     answer = _run(code, "-S", PYTHONPATH=str(tmp_path))  # without site: nothing is installed
     assert "pip install --no-build-isolation" in answer
 
 
 def test_the_version_is_one() -> None:
-    from rdmatensor._ffi import ffi, lib
+    from rdmatensor._native.ffi import ffi, lib
 
     pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     assert f'version = "{rdmatensor.__version__}"' in pyproject

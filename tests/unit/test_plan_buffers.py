@@ -11,7 +11,7 @@ from torch import nn
 
 from graph_analysis import DataParallel, TransferPlan, analyze
 from graph_analysis.plan import gradient_buckets
-from rdmatensor._plan_buffers import SentBuffers
+from rdmatensor._plan.buffers import SentBuffers
 from rdmatensor.plan import PlanMismatch
 
 NO_GROUP: Any = None  # nothing is sent

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from rdmatensor import _stage_check
-from rdmatensor._plan_memory import PlanMismatch
-from rdmatensor._stage_check import check_sends, difference
+from rdmatensor._torch.pipeline import stage_check
+from rdmatensor._torch.pipeline.stage_check import check_sends, difference
+from rdmatensor.errors import PlanMismatch
 
 PLACE = SimpleNamespace(shape=torch.Size((4, 8)), dtype=torch.float32)
 
@@ -83,7 +83,7 @@ def test_gradients() -> None:
 def test_the_others_are_told_before_it_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     backend = SimpleNamespace(break_group=told.append)
-    monkeypatch.setattr(_stage_check, "backend_of", lambda _group: backend)
+    monkeypatch.setattr(stage_check, "backend_of", lambda _group: backend)
     check_sends(stage_of(made=(RIGHT, RIGHT)), 5, "forward")
     assert told == []
     with pytest.raises(PlanMismatch, match=r"activation 0 for stage 2.*schedule\.eval\(\)"):

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from graph_analysis import TransferPlan, first_difference, plan_from_json, plan_to_json
-from rdmatensor._plan_memory import Gradient, PlanMismatch
-from rdmatensor.distributed import backend_of
-from rdmatensor.errors import InvalidArgument
+from rdmatensor._backend.groups import backend_of
+from rdmatensor._plan.memory import Gradient
+from rdmatensor.errors import InvalidArgument, PlanMismatch
 
 _REFUSAL = 32767  # the label of a rank that cannot continue
 LABELS = _REFUSAL - 1  # of buckets, from 1

@@ -5,7 +5,7 @@ are empty. The rest is plain declarations, which cffi parses. Integer macros, wh
 would drop, are passed on by name; the C compiler supplies their values, and checks every
 declaration against the header itself. Nothing is declared twice.
 
-Run by the build: python _ffi_build.py --header rdmatensor.h --cc cc --out out.c
+Run by the build: python ffi_build.py --header rdmatensor.h --cc cc --out out.c
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """DistributedDataParallel gradients that are allocated in their buckets, and why others are not.
 
-The buckets are in the arena (_adopt.py). With torch's default zero_grad(), autograd allocates each
+The buckets are in the arena (adopt.py). With torch's default zero_grad(), autograd allocates each
 gradient again in every step, elsewhere, and the division by the number of ranks copies it into its
 bucket. Once the buckets are settled, each forward pass is reported to the extension, which serves
 the allocations of the backward pass from the buckets: csrc/c10d/ddp/gradients.hpp.
@@ -17,8 +17,8 @@ from weakref import WeakKeyDictionary, finalize
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from rdmatensor._backend.extension import load_extension
 from rdmatensor.context import Context
-from rdmatensor.distributed import load_extension
 
 _UNUSED = (
     "find_unused_parameters=True: DistributedDataParallel writes zeros where a gradient does not "

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias
 
 from rdmatensor import errors
-from rdmatensor._arguments import invalid
+from rdmatensor._native.arguments import invalid
 from rdmatensor.types import DTYPE_NAMES
 
 try:

@@ -10,12 +10,13 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from rdmatensor._plan_agree import LABELS, BoundBucket, refuse
-from rdmatensor._plan_buffers import SentBuffers
-from rdmatensor._plan_costs import Costs
-from rdmatensor._plan_memory import Bucket, Gradient, GradientMemory, PlanMismatch
-from rdmatensor._plan_model import ModelCheck
-from rdmatensor.distributed import backend_of
+from rdmatensor._backend.groups import backend_of
+from rdmatensor._plan.agree import LABELS, BoundBucket, refuse
+from rdmatensor._plan.buffers import SentBuffers
+from rdmatensor._plan.costs import Costs
+from rdmatensor._plan.memory import Bucket, Gradient, GradientMemory
+from rdmatensor._plan.model import ModelCheck
+from rdmatensor.errors import PlanMismatch
 
 _PASSES = 8  # passes that labels distinguish: a rank that raised is one or two passes off
 _applied: Counter[int] = Counter()  # number of plans applied to each group so far

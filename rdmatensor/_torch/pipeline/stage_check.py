@@ -14,8 +14,8 @@ from typing import Any, Literal, Protocol
 import torch
 import torch.distributed as dist
 
-from rdmatensor._plan_memory import PlanMismatch
-from rdmatensor.distributed import backend_of
+from rdmatensor._backend.groups import backend_of
+from rdmatensor.errors import PlanMismatch
 
 Direction = Literal["forward", "backward"]
 _KINDS = {"forward": "activation", "backward": "gradient of activation"}

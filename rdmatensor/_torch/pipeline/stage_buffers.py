@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from rdmatensor._backend.extension import load_extension
 from rdmatensor.context import Context
-from rdmatensor.distributed import load_extension
 from rdmatensor.torch import MIN_BYTES, Births, empty, has_allocator
 
 _CHANGES_MAX = 8  # a pass whose allocations change more often is left alone
@@ -46,7 +46,7 @@ class _Slot:
         return not any(self.places.is_taken(place) for place in range(len(self.addresses)))
 
 
-class Sent:
+class StageBuffers:
     """One direction of one stage. Used by the thread that runs its passes.
 
     There are as many slots as passes of which a tensor is alive: a pass that finds no free slot

@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from rdmatensor import _ddp_births
+from rdmatensor._torch.adoption import NO_ROOM
+from rdmatensor._torch.ddp import gradients
 from rdmatensor.torch import MIN_BYTES, has_allocator, is_in_arena, requests
 
-NO_ROOM = "the arena has no room: raise RDMATENSOR_ARENA_MAX_MB"
 _OFF = "RDMATENSOR_ADOPT=0"
 _TAKEN = "another library has taken over torch's allocator of CPU memory"
 _IGNORED = "DistributedDataParallel was told to ignore the parameter: its gradient is not sent"
@@ -32,7 +32,7 @@ _ANEW = (
     "the ranks copied it into its bucket"
 )
 _LEARNING = (
-    f"after the first steps it is allocated there, if it has {_ddp_births.LEAST_BYTES} B and one "
+    f"after the first steps it is allocated there, if it has {gradients.LEAST_BYTES} B and one "
     "node makes it for no other use"
 )
 _SMALL = f"its bucket is smaller than {MIN_BYTES} B"
@@ -116,7 +116,7 @@ def not_adopted(is_adopting: bool) -> list[NotAdopted]:
 def _outside(is_adopting: bool) -> Iterator[_Tensor]:
     for module in filter(None, (weak() for weak in _modules.keyrefs())):
         kind = type(module.module).__name__
-        copied, why_off = _ddp_births.copied_last(module)
+        copied, why_off = gradients.copied_last(module)
         for name, parameter in module.module.named_parameters():
             grad = parameter.grad
             if grad is not None and not is_in_arena(grad):

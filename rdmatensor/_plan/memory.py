@@ -11,14 +11,11 @@ import torch
 
 from graph_analysis import TransferPlan
 from graph_analysis.plan import PlannedTensor, gradient_buckets
-from rdmatensor._heap import keep_large_blocks
+from rdmatensor._backend.extension import load_extension
+from rdmatensor._native.malloc_limits import keep_large_blocks
 from rdmatensor.context import Context
-from rdmatensor.distributed import load_extension
+from rdmatensor.errors import PlanMismatch
 from rdmatensor.torch import empty, has_allocator
-
-
-class PlanMismatch(RuntimeError):
-    """The model is not the one that the plan was made from; the message names the tensor."""
 
 
 @dataclass(slots=True)

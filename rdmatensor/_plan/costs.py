@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TypedDict
 
-from rdmatensor._plan_buffers import SentBuffers
-from rdmatensor._plan_memory import Counts
+from rdmatensor._plan.buffers import SentBuffers
+from rdmatensor._plan.memory import Counts
 from rdmatensor.context import Context
 
 _COUNTED = (

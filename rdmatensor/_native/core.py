@@ -14,10 +14,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rdmatensor import errors
-from rdmatensor._ffi import (
+from rdmatensor._native.ffi import (
     AGAIN,
     OK,
     RAISE_FLAG,
@@ -34,10 +34,15 @@ from rdmatensor._ffi import (
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-    from rdmatensor.transfer import Transfer, Waker
-
 # Endpoints wait two seconds at most for their goodbyes (rdt_context_close()); the rest is slack.
 _CLOSE_S = 5.0
+
+
+class InFlight(Protocol):
+    """The part of rdmatensor.transfer.Transfer that is used here."""
+
+    def _abandon(self) -> None:
+        """End the Python side because the context closes."""
 
 
 class Core:
@@ -50,9 +55,9 @@ class Core:
     def __init__(self, ptr: CData, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self.waiters = Waiters()
-        self.transfers: weakref.WeakSet[Transfer] = weakref.WeakSet()
+        self.transfers: weakref.WeakSet[InFlight] = weakref.WeakSet()
         self.bells: list[int] = []  # event descriptors that no event loop uses now
-        self.wakers: dict[AbstractEventLoop, Waker] = {}
+        self.wakers: dict[AbstractEventLoop, object] = {}  # of transfer.py
         self._ptr: CData | None = ptr
         self._pid = os.getpid()
         self._handles: dict[int, Handle] = {}

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from graph_analysis import TransferPlan
 from graph_analysis.plan import PlannedBucket, PlannedTensor, gradient_buckets
 from graph_analysis.recording import RecordedTensor
-from rdmatensor._plan_memory import PlanMismatch
+from rdmatensor.errors import PlanMismatch
 
 # From this size on a pack gains nothing over separate messages: "Many small tensors" in
 # docs/performance.md has the times.

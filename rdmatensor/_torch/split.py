@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as torch_groups
 
-from rdmatensor._autoload import BACKEND_NAME
-from rdmatensor.distributed import backend_of, bounded, group_of
+from rdmatensor._backend import BACKEND_NAME
+from rdmatensor._backend.groups import backend_of, bounded, group_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

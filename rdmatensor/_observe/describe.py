@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, cast
 
-from rdmatensor._ffi import OK, fail, ffi, lib, new_error
+from rdmatensor._native.ffi import OK, fail, ffi, lib, new_error
 
 if TYPE_CHECKING:
-    from rdmatensor._core import Core
+    from rdmatensor._native.core import Core
 
 _PLACEMENT_BYTES = 1 << 16  # enough for any: rdmatensor.h
 

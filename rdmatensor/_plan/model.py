@@ -6,20 +6,27 @@ import contextlib
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from rdmatensor._plan_memory import Gradient, PlanMismatch
-
-if TYPE_CHECKING:
-    from rdmatensor.plan import PlannedModel
+from rdmatensor._plan.memory import Gradient
+from rdmatensor.errors import PlanMismatch
 
 _AGAIN = "analyze the model and apply the plan again"
 # The plan of each parameter that has one.
 _planned: Any = WeakIdKeyDictionary()
+
+
+class Planned(Protocol):
+    """The part of rdmatensor.plan.PlannedModel that is used here."""
+
+    module: torch.nn.Module
+
+    def close(self) -> None:
+        """Remove the plan from its model."""
 
 
 class ModuleHook:
@@ -76,13 +83,13 @@ def close_plan_before(model: torch.nn.Module) -> None:
             before.close()
 
 
-def plan_of(parameter: torch.Tensor) -> PlannedModel | None:
+def plan_of(parameter: torch.Tensor) -> Planned | None:
     """Return the plan that sends a parameter's gradient; None if none does."""
-    known: weakref.ref[PlannedModel] | None = _planned.get(parameter)
+    known: weakref.ref[Planned] | None = _planned.get(parameter)
     return None if known is None else known()
 
 
-def claim(plan: PlannedModel, gradients: Iterable[Gradient]) -> None:
+def claim(plan: Planned, gradients: Iterable[Gradient]) -> None:
     """Register the plan as the one of these parameters.
 
     Raises:
@@ -100,7 +107,7 @@ def claim(plan: PlannedModel, gradients: Iterable[Gradient]) -> None:
         _planned[gradient.parameter] = weakref.ref(plan)
 
 
-def unclaim(plan: PlannedModel, gradients: Iterable[Gradient]) -> None:
+def unclaim(plan: Planned, gradients: Iterable[Gradient]) -> None:
     """Undo claim()."""
     for gradient in gradients:
         if plan_of(gradient.parameter) is plan:

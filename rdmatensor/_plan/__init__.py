@@ -1,0 +1,1 @@
+"""What rdmatensor.plan is made of."""

@@ -1,0 +1,1 @@
+"""What a group has sent, and the step that repeats in it."""

@@ -1,0 +1,41 @@
+"""Places the buffers that torch allocates once and receives into in the arena, without a request.
+
+A torch that allocates them elsewhere works as it would without this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from rdmatensor._native.malloc_limits import keep_large_blocks
+from rdmatensor._torch.adoption import adoptions, process
+from rdmatensor._torch.ddp import adopt as ddp_adopt
+from rdmatensor._torch.ddp import gradients as ddp_gradients
+from rdmatensor._torch.ddp import report as ddp_report
+from rdmatensor._torch.pipeline.stages import watch_stages
+from rdmatensor.context import Context
+
+
+def report(is_adopting: bool) -> dict[str, object]:
+    """Return what was adopted so far, oldest first, and what is outside the arena now."""
+    return {
+        "adopted": adoptions(),
+        "not_adopted": ddp_report.not_adopted(is_adopting),
+        "born": ddp_gradients.told(),
+    }
+
+
+def install(context: Context, on_module: Callable[[torch.nn.Module], None]) -> None:
+    """Wrap the places of allocation, once, if the settings of `context` say so.
+
+    on_module: called with each DistributedDataParallel module that sends over this backend.
+    """
+    is_first = process.context is None
+    process.context = context  # before the wrappers, which another thread may call at once
+    if is_first:
+        ddp_adopt.wrap(on_module)
+    if context.settings.adopt:
+        keep_large_blocks()
+        watch_stages()

@@ -1,0 +1,86 @@
+"""Allocations of torch that go to the arena without a request, and the list of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import torch
+
+from rdmatensor._backend import BACKEND_NAME
+from rdmatensor.context import Context
+from rdmatensor.torch import Births, has_allocator, registered_memory
+
+NO_ROOM = "the arena has no room: raise RDMATENSOR_ARENA_MAX_MB"
+_KEPT = 256  # lines of describe(); bounded, as a program may make modules forever
+
+
+class Adoption(TypedDict):
+    """What was allocated in the arena at one moment, and what was not, with the reason."""
+
+    what: str
+    tensors: int
+    bytes: int
+    missed: int
+    missed_bytes: int
+    reason: str
+
+
+@dataclass(slots=True)
+class _Process:
+    """context: of the groups, whose arena is used; None until one is made with hooks."""
+
+    context: Context | None = None
+
+
+process = _Process()
+_adoptions: list[Adoption] = []
+
+
+def adoptions() -> list[Adoption]:
+    """Return what was adopted so far, oldest first."""
+    return list(_adoptions)
+
+
+def context_of_groups() -> Context:
+    """Return the context, for the wrappers, which are installed after it is set."""
+    assert process.context is not None
+    return process.context
+
+
+@contextlib.contextmanager
+def adopting(context: Context) -> Iterator[Births]:
+    """As registered_memory(), but without effect if another library has torch's allocator."""
+    if not has_allocator():
+        yield Births()  # describe()["not_adopted"] has the reason
+        return
+    with registered_memory(context=context) as births:
+        yield births
+
+
+def is_our_group(group: Any) -> bool:  # noqa: ANN401 - torch's class
+    """Whether this backend sends the group's CPU tensors."""
+    backend = group._get_backend(torch.device("cpu"))
+    backend = getattr(backend, "wrapped_pg", backend)  # under TORCH_DISTRIBUTED_DEBUG=DETAIL
+    return bool(backend.name() == BACKEND_NAME)
+
+
+def note(what: str, births: Births) -> None:
+    """Add an allocation's counts to the list, unless they are all zero."""
+    if births.count == births.missed == 0:
+        return
+    reason = "" if births.missed == 0 else NO_ROOM
+    if len(_adoptions) == _KEPT:
+        del _adoptions[0]
+    _adoptions.append(
+        Adoption(
+            what=what,
+            tensors=births.count,
+            bytes=births.size_bytes,
+            missed=births.missed,
+            missed_bytes=births.missed_bytes,
+            reason=reason,
+        )
+    )

@@ -1,0 +1,1 @@
+"""Stages of torch.distributed.pipelining: buffers in the arena, and a check of sends."""
