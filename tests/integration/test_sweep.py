@@ -48,6 +48,7 @@ def tally() -> Iterator[Tally]:
     print(f"\n{seen}")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90 * SCALE)
 @pytest.mark.parametrize("point", list(points(POINTS, SEED, TRANSPORTS)), ids=str)
 def test_survivors_name_who_ended_and_go_on(

@@ -213,7 +213,7 @@ def test_builds_ahead_of_their_steps_run_beside_the_set_up(tree: Path, status: i
 
 
 def test_without_an_environment_nothing_can_run(tree: Path) -> None:
-    """And what is built ahead is ended, however long it would take."""
+    """The build ahead ends with the set-up, however long it would take."""
     script(tree / "ci/ahead.sh", "echo $$ >pid; exec sleep 60")
     script(tree / "ci/setup.sh", "until [[ -s pid ]]; do sleep 0.01; done; echo no network", 1)
     (tree / ".venv/bin/pytest").unlink()
