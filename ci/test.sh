@@ -10,7 +10,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/steps.sh"
 FIRST=(setup 'C tests' pytest 'c10d suite' rig)
-REST=(ratios 'pytest, slow' lint tidy fuzz wheel 'c10d suite, more' 'rig, more'
+REST=('C tests, slow' ratios 'pytest, slow' lint tidy fuzz wheel 'c10d suite, more' 'rig, more'
     'torch, ASan+UBSan' 'torch, TSan' 'C tests, ASan+UBSan' 'C tests, TSan')
 ELSE='RDMATENSOR_CI_ALL=1 runs all'
 
@@ -36,8 +36,7 @@ set_up() {
 # run_pytest NUMBER ARGUMENT...: the closing line is held back, to stand under the table.
 run_pytest() {
     "$VENV/bin/pytest" --continue-on-collection-errors --durations=10 "${@:2}" \
-        "${turn[@]}" "${arguments[@]}" | awk -v closing="$LOGS/closing-$1" \
-        'NR > 1 { print last; fflush() } { last = $0 } END { print last >closing }'
+        "${turn[@]}" "${arguments[@]}" | sed -u -e "\$w $LOGS/closing-$1" -e '$d'
 }
 
 # rig NAME ARGUMENT...
@@ -50,7 +49,8 @@ rig() {
 }
 
 first() {
-    step 'C tests' bash ci/ctest.sh dev
+    left_out='slow tests'
+    step 'C tests' bash ci/ctest.sh dev quick
     left_out="slow tests${turn:+, variants of another turn}"
     step pytest run_pytest 1 -m 'not slow'
     left_out='four fifths'
@@ -100,6 +100,7 @@ slow_tests() {
 rest() {
     c_changed=yes
     [[ "$every" == 1 ]] || bash ci/changed.sh || c_changed=no
+    step 'C tests, slow' bash ci/ctest.sh dev slow
     step ratios bash ci/ratios.sh
     side_by_side slow_tests beside_slow_tests
     sanitizer 0 'C tests, ASan+UBSan' bash ci/ctest.sh asan
