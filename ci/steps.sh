@@ -108,19 +108,19 @@ report() {
     return "$status"
 }
 
-# The closing line of a run of pytest, or one that adds up those of two.
+# print_closing FILE...: the closing line of a run of pytest, or one that adds up those of several.
 print_closing() {
     cat "$@" 2>/dev/null | awk '
         { for (i = 1; i < NF; i++) {
               word = $(i + 1)
               sub(/,$/, "", word)
-              if ($i !~ /^[0-9]+$/ || word == "deselected") continue
-              if (!(word in count)) words[++kinds] = word
-              count[word] += $i
+              if ($i ~ /^[0-9]+$/) count[word] += $i
           }
           if (match($0, /[0-9.]+s/)) seconds += substr($0, RSTART, RLENGTH - 1)
           last = $0 }
         END { if (NR < 2) { print last; exit }
-              for (i = 1; i <= kinds; i++) text = text ", " count[words[i]] " " words[i]
+              kinds = split("failed passed skipped xfailed xpassed warnings error errors", kind)
+              for (i = 1; i <= kinds; i++)
+                  if (kind[i] in count) text = text ", " count[kind[i]] " " kind[i]
               printf "===== %s in %.2fs =====\n", substr(text, 3), seconds }'
 }

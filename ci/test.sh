@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Set up what is missing, then test, one step after another: no step disturbs what another measures.
-# Usage: ci/test.sh [--all] [ARGUMENT OF PYTEST]...
+# Usage: ci/test.sh [--all] [OPTION OF PYTEST]...
 # Takes at most 15 minutes on two cores, the set-up of a bare machine included. --all, as in CI,
 # goes on with what that leaves out, at most 40 minutes in all: variants of the same code take turns
 # by the commit, and sanitizers run if C changed (ci/changed.sh). RDMATENSOR_CI_ALL=1 is --all
@@ -33,10 +33,22 @@ set_up() {
     wait
 }
 
-# run_pytest NUMBER ARGUMENT...: the closing line is held back, to stand under the table.
+# run_pytest PART ARGUMENT...: the closing line is held back, to stand under the table.
 run_pytest() {
     "$VENV/bin/pytest" --continue-on-collection-errors --durations=10 "${@:2}" \
         "${turn[@]}" "${arguments[@]}" | sed -u -e "\$w $LOGS/closing-$1" -e '$d'
+}
+
+# Tests of integration wait for a third of their time: the others run at the same time, as do two
+# programs of the C tests. None of them bounds a time closely.
+quick_tests() {
+    local others status=0
+    run_pytest others -m 'not slow' --ignore tests/integration tests &>"$LOGS/others.log" &
+    others=$!
+    run_pytest integration -m 'not slow' tests/integration || status=$?
+    wait "$others" || status=$?
+    cat "$LOGS/others.log"
+    return "$status"
 }
 
 # rig NAME ARGUMENT...
@@ -52,7 +64,7 @@ first() {
     left_out='slow tests'
     step 'C tests' bash ci/ctest.sh dev quick
     left_out="slow tests${turn:+, variants of another turn}"
-    step pytest run_pytest 1 -m 'not slow'
+    step pytest quick_tests
     left_out='four fifths'
     step 'c10d suite' bash ci/c10d_suite.sh fifth
     left_out='parts that take turns'
@@ -94,7 +106,7 @@ beside_slow_tests() {
 slow_tests() {
     lane=shown
     left_out="${turn:+variants of another turn ($ELSE)}"
-    step 'pytest, slow' run_pytest 2 -m slow
+    step 'pytest, slow' run_pytest slow -m slow
 }
 
 rest() {

@@ -47,7 +47,8 @@ IN_REST = {
     "rig, more": f"ok; not run: parts of other turns {ELSE}",
 }
 CLOSING = "== 3 passed in 0.01s =="
-BOTH_CLOSING = "===== 6 passed in 0.02s ====="
+QUICK_CLOSING = "===== 6 passed in 0.02s ====="
+ALL_CLOSING = "===== 9 passed in 0.03s ====="
 
 
 @pytest.fixture
@@ -121,12 +122,13 @@ def test_a_newcomer_s_run_has_its_steps_in_order_and_ends_with_pytest(tree: Path
     assert ran == [
         "ran setup",
         "ran ctest dev quick",
-        "pytest -m not slow --turn 0/2 -k words",
+        "pytest -m not slow tests/integration --turn 0/2 -k words",
+        "pytest -m not slow --ignore tests/integration tests --turn 0/2 -k words",
         "ran c10d_suite fifth",
         "ran rig/verify --short itself one",
     ]
-    assert lines[-1] == CLOSING
-    assert lines.count(CLOSING) == 1
+    assert lines[-1] == QUICK_CLOSING
+    assert CLOSING not in lines
 
 
 def test_progress_has_the_time_so_far(tree: Path) -> None:
@@ -156,9 +158,10 @@ def test_what_was_cut_is_in_a_run_of_every_turn(tree: Path) -> None:
     results = table_of(lines)
     assert set(results) == {*FIRST, *REST}
     assert {name: results[name] for name in REST} == dict.fromkeys(REST, "ok")
-    assert {"pytest -m not slow", "pytest -m slow", "ran c10d_suite shm tcp"} < set(lines)
+    assert {"pytest -m not slow tests/integration", "pytest -m slow"} < set(lines)
+    assert "ran c10d_suite shm tcp" in lines
     assert "ran rig/verify --rest one two links" in lines
-    assert lines[-1] == BOTH_CLOSING
+    assert lines[-1] == ALL_CLOSING
 
 
 def test_programs_are_told_of_no_size(tree: Path) -> None:
@@ -166,7 +169,7 @@ def test_programs_are_told_of_no_size(tree: Path) -> None:
     words = "echo sees ${RDMATENSOR_CI_ALL:-nothing} ${RDMATENSOR_NO_RIG:-nothing}"
     script(tree / ".venv/bin/pytest", f"{words}; echo '{CLOSING}'")
     _, lines = run_every(tree, RDMATENSOR_NO_RIG="1")
-    assert lines.count("sees nothing nothing") == 2
+    assert lines.count("sees nothing nothing") == 3
 
 
 @pytest.mark.parametrize("step", SCRIPTS)
@@ -175,31 +178,33 @@ def test_a_failed_step_shows_its_words_and_stops_nothing(tree: Path, step: str) 
     status, lines = run_every(tree)
     assert status == 1
     assert lines.count("FAIL this_test") == 2 * ROWS_OF.get(step, 1)  # there, and at the end
-    assert lines[-1] == BOTH_CLOSING
+    assert lines[-1] == ALL_CLOSING
     results = table_of(lines)
     assert list(results) == FIRST + REST
     failed = [name for name, result in results.items() if result == "FAILED (3)"]
     assert len(failed) == ROWS_OF.get(step, 1)
 
 
-def test_a_failed_pytest_fails_the_whole(tree: Path) -> None:
+@pytest.mark.parametrize("part", ["tests/integration", "--ignore"])
+def test_a_failed_pytest_fails_the_whole(tree: Path, part: str) -> None:
     words = "echo 'FAILED test_x - assert 1 == 2'; echo '== 1 failed, 2 passed in 0.01s =='"
-    script(tree / ".venv/bin/pytest", words, 1)
+    fails = f"[[ $5 == {part} ]] && {{ {words}; exit 1; }}; echo '{CLOSING}'"
+    script(tree / ".venv/bin/pytest", fails)
     status, lines = run(tree)
     assert status == 1
     assert "FAILED test_x - assert 1 == 2" in lines
-    assert lines[-1] == "== 1 failed, 2 passed in 0.01s =="
+    assert lines[-1] == "===== 1 failed, 5 passed in 0.02s ====="
     assert table_of(lines)["pytest"] == "FAILED (1)"
 
 
-def test_the_last_line_adds_up_both_runs_of_pytest(tree: Path) -> None:
+def test_the_last_line_adds_up_all_runs_of_pytest(tree: Path) -> None:
     first = "== 1 failed, 20 passed, 2 skipped, 7 deselected in 61.50s (0:01:01) =="
     second = "== 3 passed, 20 deselected, 1 error in 1.25s =="
     words = f"case $4 in not*) echo '{first}'; exit 1 ;; *) echo '{second}'; exit 1 ;; esac"
     script(tree / ".venv/bin/pytest", words)
     status, lines = run_every(tree)
     assert status == 1
-    assert lines[-1] == "===== 1 failed, 23 passed, 2 skipped, 1 error in 62.75s ====="
+    assert lines[-1] == "===== 2 failed, 43 passed, 4 skipped, 1 error in 124.25s ====="
 
 
 @pytest.mark.parametrize("status", [0, 1])
@@ -232,7 +237,7 @@ def test_steps_of_the_newcomer_s_size_run_alone(tree: Path) -> None:
     alone = "mkdir busy && sleep 0.2 && rmdir busy"
     for name in ("ctest", "c10d_suite", "rig/verify", "ratios"):
         script(tree / f"ci/{name}.sh", alone.replace("rmdir", "echo alone; rmdir"))
-    script(tree / ".venv/bin/pytest", f"{alone}; echo '{CLOSING}'")
+    script(tree / ".venv/bin/pytest", f"[[ ! -e busy ]] && sleep 0.2; echo '{CLOSING}'")
     status, lines = run(tree)
     assert status == 0
     assert lines.count("alone") == 3
@@ -284,7 +289,7 @@ def test_a_lane_that_ends_early_fails_the_whole(tree: Path) -> None:
     lost = ["fuzz", "wheel", "c10d suite, more", "rig, more", "torch, ASan+UBSan", "torch, TSan"]
     failed = [name for name, result in results.items() if result.startswith("FAILED")]
     assert failed == lost
-    assert lines[-1] == BOTH_CLOSING
+    assert lines[-1] == ALL_CLOSING
 
 
 def is_running(pid: int) -> bool:
