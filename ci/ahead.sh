@@ -4,9 +4,11 @@
 # Usage: ci/ahead.sh PRESET...
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 (($# > 0)) || die "usage: ci/ahead.sh PRESET..."
-for tool in cmake ninja gcc g++; do
-    command -v "$tool" >/dev/null || exit 0 # the set-up is about to install it
-done
+are_here() {
+    command -v cmake && command -v ninja && command -v g++ &&
+        gcc -E -include infiniband/verbs.h -x c /dev/null
+}
+until are_here &>/dev/null; do sleep 1; done # the set-up beside this is about to install them
 for preset in "$@"; do
     log="$LOGS/ahead-$preset.log"
     nice -n 19 cmake --preset "$preset" -DRDMATENSOR_WERROR=ON >"$log" 2>&1 || continue

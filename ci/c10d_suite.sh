@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# PyTorch's own tests of torch.distributed, from the installed wheel, against rdmatensor: of each
-# run one test in SHM_SHARDS over shared memory and one in TCP_SHARDS over tcp. Which ones hangs on
-# the commit: another commit tries others, the same commit the same.
-# Usage: ci/c10d_suite.sh [shm|tcp|sample]...   shm, tcp: all tests over it; default: sample
+# PyTorch's own tests of torch.distributed, from the installed wheel, against rdmatensor.
+# Usage: ci/c10d_suite.sh [shm|tcp|fifth|other-fifth]...
+# shm, tcp: all tests over it. fifth: one test in five, over one of the two; other-fifth: over the
+# other. The commit selects tests and path: another commit tries others. Default: fifth.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-SHM_SHARDS=2
-TCP_SHARDS=5
+SHARDS=5
+PATHS=(shm tcp)
 RUNS_AT_ONCE=2 # of up to four ranks each, which wait for each other half of the time
 STUCK_S=3600   # each test has its own, far shorter limit; this ends a runner that is stuck
 runs=(four three two lists) # the longest first, so that the cores end together
@@ -31,18 +31,17 @@ suite() {
     done
 }
 
-# sample PATH COUNT: the shard of this commit.
-sample() { suite "$1" "$(turn_of_commit "$2")/$2"; }
+turn="$(turn_of_commit $((2 * SHARDS)))"
+# fifth PATH_NUMBER
+fifth() { suite "${PATHS[$1]}" "$((turn / 2))/$SHARDS"; }
 
-(($# > 0)) || set -- sample
+(($# > 0)) || set -- fifth
 for part in "$@"; do
     case "$part" in
-    shm | tcp) suite "$part" 0/1 ;;
-    sample)
-        sample shm "$SHM_SHARDS"
-        sample tcp "$TCP_SHARDS"
-        ;;
-    *) die "usage: ci/c10d_suite.sh [shm|tcp|sample]..." ;;
+        shm | tcp) suite "$part" 0/1 ;;
+        fifth) fifth $((turn % 2)) ;;
+        other-fifth) fifth $((1 - turn % 2)) ;;
+        *) die "usage: ci/c10d_suite.sh [shm|tcp|fifth|other-fifth]..." ;;
     esac
 done
 wait

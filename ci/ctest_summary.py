@@ -1,7 +1,6 @@
 """Sum up one CTest run and judge its skips.
 
-Usage: ctest_summary.py PRESET JUNIT_XML [JUNIT_XML]   the second: of programs that were tried again
-       ctest_summary.py --again JUNIT_XML   prints the programs that may be, as a pattern for ctest
+Usage: ctest_summary.py PRESET JUNIT_XML
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ COUNTS = re.compile(r"^tests: (\d+) passed, (\d+) failed, (\d+) skipped$", re.MU
 SKIP = re.compile(r"^  SKIP: (.*)$", re.MULTILINE)
 REASONS = Path(__file__).parents[1] / "tests" / "skip_reasons.txt"
 RESULT = re.compile(r"^(ok|skip|FAIL) +(\S+) \([0-9.]+ ms\)$")  # the harness's line for one test
-REPORT = re.compile(r"(Address|Leak|Thread|UndefinedBehavior)Sanitizer|runtime error: ")
-AGAIN_MOST = 2  # programs of some hundred: where more fail, it is not the machine
 SLOWEST_SHOWN = 5
 # Of what passed, too: which ends were tried, how soon the others knew, and what grew.
 TOLD = re.compile(r"^  (?:sweep|steady): .*$", re.MULTILINE)
@@ -59,20 +56,6 @@ def failures(program: ET.Element) -> list[str]:
     return shown
 
 
-def may_try_again(programs: list[ET.Element]) -> list[str]:
-    """Return the programs that failed, if they are few and no sanitizer has reported anything.
-
-    Two programs run at a time, on a machine that others may slow down: a test that failed only in
-    that company passes alone, and what it said the first time is shown all the same.
-    """
-    failed = [program for program in programs if failures(program)]
-    if len(failed) > AGAIN_MOST:
-        return []
-    if any(REPORT.search(program.findtext("system-out") or "") for program in failed):
-        return []
-    return [program.get("name", "?") for program in failed]
-
-
 def _shortened(words: list[str]) -> list[str]:
     if len(words) <= WORDS_SHOWN:
         return words
@@ -81,17 +64,8 @@ def _shortened(words: list[str]) -> list[str]:
 
 def main() -> int:
     """Print failures and totals; exit status 1 if any, if nothing ran, if a skip is not listed."""
-    preset, *files = sys.argv[1:]
-    programs, *again = (ET.parse(Path(file)).getroot().findall("testcase") for file in files)
-    if preset == "--again":
-        print("|".join(f"^{re.escape(name)}$" for name in may_try_again(programs)))
-        return 0
-    second = {program.get("name"): program for of_file in again for program in of_file}
-    for program in programs:
-        if program.get("name") in second:
-            print("\n".join(failures(program)))
-            print(f"tried again, alone: {program.get('name')}")
-    programs = [second.get(program.get("name"), program) for program in programs]
+    preset, file = sys.argv[1:]
+    programs = ET.parse(Path(file)).getroot().findall("testcase")
     verdicts = [judge(program) for program in programs]
     passed, failed, skipped = (sum(counts[i] for counts, _ in verdicts) for i in range(3))
     bad = [line for _, lines in verdicts for line in lines]

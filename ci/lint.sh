@@ -37,7 +37,7 @@ mapfile -d '' code_files < <(tracked '*.c' '*.h' '*.cpp' '*.hpp' '*.py' | existi
 mapfile -d '' all_files < <(tracked . | existing)
 mapfile -d '' prose_files < <(tracked '*.c' '*.h' '*.cpp' '*.hpp' '*.py' '*.md' |
     existing | grep -zvx -e CHANGELOG.md)
-mapfile -d '' scripts < <(tracked '*.sh' .ci/run | existing)
+mapfile -d '' scripts < <(tracked '*.sh' .ci/run ci/hooks/commit-msg | existing)
 typed=(rdmatensor graph_analysis ci tests/conftest.py)
 [[ -z "$(tracked 'bench/*.py' | tr -d '\0')" ]] || typed+=(bench)
 

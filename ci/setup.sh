@@ -2,6 +2,7 @@
 # Everything that building, testing and the demo need: Debian packages, .venv with torch and the
 # pinned tools, and this package, installed for editing (a changed .py file needs no new build).
 # Safe to call at any time and twice at once; does nothing, in about a second, when all is there.
+# In a clone it also installs a hook that checks the subjects of commits (ci/hooks).
 # PYTHON=python3.12 chooses the interpreter for a new .venv.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
@@ -84,6 +85,7 @@ build_package() {
         --editable .
 }
 
+! command -v git >/dev/null || bash ci/hooks/install.sh
 exec 9>"$ROOT/build/setup.lock"
 flock -w "$LOCK_WAIT_S" 9 || die "another set-up has held build/setup.lock for $LOCK_WAIT_S s"
 

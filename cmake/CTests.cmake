@@ -68,6 +68,13 @@ if(NOT RDMATENSOR_SANITIZE) # which scales their limits
         integration/sweep_test PROPERTIES RUN_SERIAL TRUE)
 endif()
 
+# What searches a large space, for more than ten seconds each where two programs run at a time: kept
+# out of the newcomer's run by this label (ci/ctest.sh dev quick).
+foreach(test base/doorbell_litmus_test transport/verbs_down_test
+        core/verbs_large_test integration/refused_test collectives/coll_halves_test)
+    set_property(TEST ${test} APPEND PROPERTY LABELS slow)
+endforeach()
+
 # The longest begin first, so that the cores end together: a build's first run knows no times.
 set_tests_properties(transport/verbs_down_test collectives/coll_faults_test
     core/mailbox_model_test core/death_test transport/tcp_stress_test collectives/coll_reduce_test

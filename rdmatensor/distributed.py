@@ -6,36 +6,26 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from hashlib import sha256
-from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Protocol, TypedDict, cast
+from typing import TYPE_CHECKING, TypedDict, cast
 
 import torch.distributed as dist
 from torch._C import _distributed_c10d as torch_c10d
 
-from rdmatensor import config
 from rdmatensor._backend import BACKEND_NAME
 from rdmatensor._backend.extension import load_extension, tie_to_context
 from rdmatensor._backend.groups import LastOperation, backend_of, bounded, group_of
+from rdmatensor._backend.rendezvous import open_and_meet
 from rdmatensor._observe.describe_text import text_of
 from rdmatensor._record import names, recorder
 from rdmatensor._torch import adopt
-from rdmatensor.context import Context, default_context
+from rdmatensor.context import default_context
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, ProcessGroup, _DistributedBackendOptions
-
-
-class Rendezvous(Protocol):
-    """The part of rdmatensor._c10d.Rendezvous that is used here."""
-
-    def all_say(self, what: str, mine: str) -> bool:
-        """Whether every rank gives the same value; waits for all. Does not decode the values."""
 
 
 class Peer(TypedDict):
@@ -63,8 +53,9 @@ def create(options: _DistributedBackendOptions, backend_options: object = None) 
         )
     timeout = options.timeout
     rank, size = options.group_rank, options.group_size
-    rendezvous = c10d.Rendezvous(options.store, rank, size, timeout)
-    context = _process_context(c10d, rendezvous, size)
+    meet = partial(c10d.Rendezvous, options.store, rank, size, timeout)
+    context, rendezvous = open_and_meet(meet, size)
+    tie_to_context(c10d, context)
     has_hooks = context.settings.hooks
     is_recorded = has_hooks and context.settings.plan == "auto"
     secret = context.settings.secret
@@ -101,32 +92,6 @@ def _repair_default_backend() -> None:
     group = frame.f_locals.get("pg")
     if isinstance(group, dist.ProcessGroup) and group.name() == "undefined":
         group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
-
-
-def _process_context(c10d: ModuleType, rendezvous: Rendezvous, size: int) -> Context:
-    def settings() -> config.Settings:
-        found = config.from_environment()
-        is_local = found.loopback or _is_one_host(rendezvous, size)
-        return replace(found, loopback=is_local and found.addr is None and found.ifname is None)
-
-    context = default_context(settings)
-    tie_to_context(c10d, context)
-    return context
-
-
-def _is_one_host(rendezvous: Rendezvous, size: int) -> bool:
-    """Whether loopback reaches every rank. A hint: if wrong, a peer is unreachable."""
-    # Set by torchrun and similar launchers; not settings of rdmatensor.
-    local, world = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
-    if local is not None and world is not None:
-        return local == world
-    if size == 1:
-        return True
-    # Containers of one host share its boot id, but not its loopback device.
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-    network = Path("/proc/self/ns/net").stat()
-    mine = json.dumps([boot_id, network.st_dev, network.st_ino])
-    return rendezvous.all_say("host", mine)
 
 
 def describe(group: ProcessGroup | None = None) -> dict[str, object]:

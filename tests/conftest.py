@@ -20,8 +20,6 @@ _REASONS_FILE = Path(__file__).with_name("skip_reasons.txt")
 # pytest-timeout raises in the main thread, which needs the interpreter. A test that is stuck in C
 # with signals held back is ended, with the whole run, this much later.
 _GRACE_S = 30.0
-# With --reruns, as ci/test.sh has it: of some 1600 tests, on a machine that others slow down.
-_RERUNS_MAX = 3
 _EXIT_WAIT_S = 5.0  # for children that are on their way out when their test ends
 _STANDING_HELPERS = ("resource_tracker", "forkserver")  # multiprocessing's own, one per session
 _LAUNCHER = "integration/launcher.py"  # one per session too; its children are jobs
@@ -145,7 +143,7 @@ def _timeout_s(item: pytest.Item) -> float:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Watch each try from a thread that needs no interpreter: print all stacks and exit."""
+    """Watch each test from a thread that needs no interpreter: print all stacks and exit."""
     faulthandler.dump_traceback_later(
         _timeout_s(item) + _GRACE_S, exit=True, file=item.config.stash[_stderr_fd]
     )
@@ -153,23 +151,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol() -> Generator[None, object, object]:
-    """End the watch with the last try."""
+    """End the watch with the test."""
     try:
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail a run in which more tests needed a second try than a busy machine explains."""
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is None:
-        return
-    reruns = len(reporter.stats.get("rerun", []))
-    if reruns > _RERUNS_MAX and session.exitstatus == pytest.ExitCode.OK:
-        reporter.write_line(f"{reruns} tests needed a second try; {_RERUNS_MAX} may", red=True)
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -178,15 +164,12 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Tell why each first try failed, which --reruns leaves out, and which files take longest."""
+    """List the files that take longest, with --durations."""
     if terminalreporter.config.getoption("durations"):
         terminalreporter.section("slowest files")
         longest = sorted(_seconds.items(), key=lambda item: item[1], reverse=True)
         for name, seconds in longest[:_FILES_SHOWN]:
             terminalreporter.write_line(f"{seconds:.0f}s {name}")
-    for report in terminalreporter.stats.get("rerun", []):
-        terminalreporter.section(f"first try of {report.nodeid}", "_")
-        terminalreporter.write_line(report.longreprtext)
 
 
 def _running_children(of: int | str) -> dict[int, str]:

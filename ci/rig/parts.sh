@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # What verify.sh runs within the rig: parts, one after the other, each with a deadline of its own
 # and a row (name, seconds, result) in $RIG_OUT/rows. Goes on after a failure.
-# Usage, within ci/rig/run.sh: ci/rig/parts.sh one|two|links|sweep [TURN]
-# In the layouts of two hosts both run the same parts at the same time and meet in each. With a
-# TURN, from 0, of layout one only the parts that have it, and those that have none, run.
+# Usage, within ci/rig/run.sh: ci/rig/parts.sh two|links|sweep, or one [all|common|rest] [TURN]
+# In the layouts of two hosts both run the same parts at the same time and meet in each. Of layout
+# one, common are the parts that every run has. The rest take turns: with a TURN, from 0, only the
+# parts that have it run.
 set -uo pipefail
 python=.venv/bin/python
 LIMIT_S="${RIG_PART_LIMIT_S:-600}" # several times what the longest takes on two busy CPUs
@@ -11,7 +12,8 @@ SWEEP_LIMIT_S="${RIG_PART_LIMIT_S:-3540}" # of a part of layout sweep: the C tes
 # An emulated machine is slow, and two CPUs may serve others too: the tests' own limits grow.
 export RDT_TEST_TIMEOUT_SCALE="${RDT_TEST_TIMEOUT_SCALE:-6}"
 
-turn="${2:-}"
+which="${2:-all}"
+turn="${3:-}"
 number=0
 overall=0
 : >"$RIG_OUT/rows"
@@ -30,11 +32,11 @@ part() {
     printf '%s\t%d\t%s\n' "$name" "$((SECONDS - start))" "$result" >>"$RIG_OUT/rows"
 }
 
-# in_turn TURN NAME COMMAND...: a part, unless another turn was asked for.
+# in_turn TURN NAME COMMAND...: a part, unless another turn or only the common parts were asked for.
 in_turn() {
     local of="$1"
     shift
-    if [[ -z "$turn" || "$turn" == "$of" ]]; then
+    if [[ "$which" != common && ("$turn" == "" || "$turn" == "$of") ]]; then
         part "$@"
     else
         printf '%s\t0\tnot run: has turn %s\n' "$1" "$((of + 1))" >>"$RIG_OUT/rows"
@@ -95,9 +97,8 @@ contract_suite() {
 export -f contract_suite
 export LIMIT_S CONTRACT SPAWN
 
-# The C tests, which are the library itself, are in every run. The rest has three turns, by the time
-# that they take: the layout links (verify.sh) is in the first, the layout two in the second.
-one() {
+# The library itself, in every run.
+common_parts() {
     c_tests transport_verbs_lane
     c_tests transport_verbs_trace
     c_tests core_verbs_path
@@ -115,18 +116,28 @@ one() {
     # A few of the points that integration_sweep takes on the host: each takes seconds here.
     part 'C: integration_sweep' bash -c 'RDT_TEST_SWEEP=4 RDT_TEST_SWEEP_TRANSPORTS=verbs \
         over_device integration_sweep'
-    in_turn 1 'contract suite, Python' bash -c contract_suite
     part 'raw verbs, no library' build/dev/bench/verbs_floor --device "$RIG_DEVICE" \
         --gid "$RIG_GID_INDEX" --sizes 8,65536 --count 20 --passes 1
+}
+
+# Turns by the time that they take: the layout links (verify.sh) is in the first, the layout two in
+# the second.
+parts_in_turn() {
+    in_turn 1 'contract suite, Python' bash -c contract_suite
     in_turn 2 'bad input' "$python" tests/rig/bad_input.py
     in_turn 2 'doctor' "$python" tests/rig/doctor.py faults
     in_turn 2 'nothing is left behind' "$python" tests/rig/leftovers.py
     in_turn 2 'ranks of torch that end' "$python" tests/rig/sweep.py
     in_turn 0 'training' env RDMATENSOR_TRANSPORT=verbs "$python" tests/rig/train.py
-    if [[ "${RIG_FULL:-}" == 1 ]]; then # four jobs of torch, with a witness in each
+    if [[ "${RIG_FULL:-} $which" == '1 all' ]]; then # four jobs of torch, with a witness in each
         LIMIT_S=$((2 * LIMIT_S)) part 'what a step costs' "$python" tests/rig/counts.py
     fi
     in_turn 2 'witness (pyverbs)' "$python" tests/rig/witness_job.py
+}
+
+one() {
+    [[ "$which" == rest ]] || common_parts
+    parts_in_turn
 }
 
 # All the points, with what they hit; far too long for each run.
@@ -176,6 +187,6 @@ links() {
 
 case "${1:-}" in
     one | two | links | sweep) "$1" ;;
-    *) sed -n '2,6s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2 && exit 2 ;;
+    *) sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2 && exit 2 ;;
 esac
 exit "$overall"

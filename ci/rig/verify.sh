@@ -4,9 +4,10 @@
 # checked payloads between two, over a good cable, a bad one, a pulled one, and over two links of
 # which one breaks; two containers on one device; and first that the rig itself keeps its promises.
 # At the end a table of all parts.
-# Usage: ci/rig/verify.sh [--turn] [itself|one|two|links|containers]...; all without a word. Needs
-# ci/setup.sh. --turn: of layouts and parts that take turns those which have this commit's, as in
-# ci/test.sh; the table names the others.
+# Usage: ci/rig/verify.sh [--short | --rest] [--turn] [itself|one|two|links|containers]...; all
+# without a layout. Needs ci/setup.sh. --short: of layout one the parts that every run has. --rest:
+# those that take turns, without the former. --turn: of layouts and parts that take turns those that
+# have this commit's. The table names the others.
 #        ci/rig/verify.sh sweep: ranks end at 200 points in C and at 20 with torch; no other run has
 # as many.
 # Fails if a layout's run does, if a part's row says so, whatever the run's status, or if a host has
@@ -25,22 +26,33 @@ CPU=(--cpu max,erms=off,pclmulqdq=off,la57=off)
 TURNS=3 # parts.sh has those of the parts of layout one
 declare -A TURN_OF=([links]=0 [two]=1)
 
+usage() {
+    die "usage: ci/rig/verify.sh [--short | --rest] [--turn]" \
+        "[itself|one|two|links|containers|sweep]..."
+}
+
 if [[ "${RDMATENSOR_NO_RIG:-}" == 1 ]]; then
     echo 'rig: not run (RDMATENSOR_NO_RIG=1)'
     exit 0
 fi
 declare -A HOSTS=([itself]=1 [one]=1 [two]=2 [links]=2 [sweep]=1 [containers]=1)
+which=all # of the parts of layout one: or common, or rest
 turn=""
-if [[ "${1:-}" == --turn ]]; then
-    turn="$(turn_of_commit "$TURNS")"
-    BUDGET_S=$((BUDGET_S / 2)) # a turn has a third of what takes turns, and what is in all of them
+while [[ "${1:-}" == --* ]]; do
+    case "$1" in
+        --short) which=common ;;
+        --rest) which=rest ;;
+        --turn) turn="$(turn_of_commit "$TURNS")" ;;
+        *) usage ;;
+    esac
     shift
-fi
+done
+# A turn has a third of what takes turns, and what is in all of them.
+if [[ "$which$turn" != all ]]; then BUDGET_S=$((BUDGET_S / 2)); fi
 layouts=("$@")
 ((${#layouts[@]} > 0)) || layouts=(itself one two links containers)
 for layout in "${layouts[@]}"; do
-    [[ -n "${HOSTS[$layout]:-}" ]] ||
-        die "usage: ci/rig/verify.sh [--turn] [itself|one|two|links|containers|sweep]..."
+    [[ -n "${HOSTS[$layout]:-}" ]] || usage
 done
 
 # has_turn LAYOUT
@@ -57,7 +69,7 @@ run_layout() {
     case "$1" in
         itself) bash tests/rig/boot.sh "$out/itself" ;;
         one) bash ci/rig/run.sh "${CPU[@]}" --timeout "$RUN_LIMIT_S" --out "$out/one" -- \
-            bash ci/rig/parts.sh one ${turn:+"$turn"} ;;
+            bash ci/rig/parts.sh one "$which" ${turn:+"$turn"} ;;
         two) bash ci/rig/run.sh --hosts 2 --timeout "$RUN_LIMIT_S" --out "$out/two" -- \
             bash ci/rig/parts.sh two ;;
         links) bash ci/rig/run.sh --hosts 2 --links 2 --timeout "$RUN_LIMIT_S" \
@@ -84,11 +96,12 @@ rows_of() {
 }
 
 # judge LAYOUT STATUS: ok, or why not. A run that ends well in spite of its rows proves nothing.
-# Rows of parts that have another turn do not count, if a turn was asked for.
+# Rows of parts that have another turn do not count, if not all were asked for.
 judge() {
     local rows
     rows="$(rows_of "$1")"
-    [[ -z "$turn" ]] || rows="$(grep -v $'\tnot run: has turn [1-9]$' <<<"$rows" || true)"
+    [[ "$which$turn" == all ]] ||
+        rows="$(grep -v $'\tnot run: has turn [1-9]$' <<<"$rows" || true)"
     if (($2 != 0)); then
         echo "FAILED ($2)"
     elif [[ -z "$rows" ]]; then

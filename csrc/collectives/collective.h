@@ -142,12 +142,6 @@ const struct rdti_coll_algorithm *rdti_coll_choose(const struct rdti_coll *coll)
 /* The name of the algorithm that costs select for a block of this many bytes, with rank 0 as the
  * root; for a group whose verdict is MESSAGES or HOSTS. */
 const char *rdti_choice_at(struct rdti_team *team, uint32_t op, uint64_t len_bytes);
-/* The value of RDMATENSOR_ALGO; all members must have the same. RDT_EINVAL: no such algorithm. */
-rdt_status rdti_choice_from_environment(unsigned *out, struct rdt_error *err);
-const char *rdti_choice_name(unsigned choice); /* "auto" */
-/* The value of RDMATENSOR_DETERMINISTIC; the same on all members too. RDT_EINVAL: neither 0 nor 1,
- * or the choice cannot keep to it. */
-rdt_status rdti_choice_is_ordered(unsigned choice, bool *out, struct rdt_error *err);
 /* Whether members may use each other's memory. */
 bool rdti_choice_wants_boards(unsigned choice, uint32_t size);
 /* Whether a small all_reduce sums an element in an order that depends on its place. */

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "collectives/collective.h"
+#include "collectives/select/choice.h"
 #include "collectives/select/cost.h"
 #include "collectives/team/team.h"
 

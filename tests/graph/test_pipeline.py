@@ -237,6 +237,7 @@ def test_inputs_cross_only_when_asked() -> None:
         assert [(c.tensor, c.root) for c in plan.crossings if c.tensor == "x"] == wanted
 
 
+@pytest.mark.slow
 def test_time_grows_no_faster_than_the_graph() -> None:
     """Four times the operations, at most eight times the time: noise is allowed, squares not."""
     small, large = least_of_turns(lambda: _cpu_s(1_000), lambda: _cpu_s(4_000))

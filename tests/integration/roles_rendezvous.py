@@ -213,6 +213,30 @@ def keys_that_stay(rank: int, world: int) -> list[str]:
     return [key.partition("rdmatensor/")[2] for key in keys if "rdmatensor/" in key]
 
 
+def a_setting_is_wrong(rank: int, world: int, *, is_launched: bool) -> str:
+    """Return how it ends on rank 1, which makes its group when rank 0, with the store, is gone.
+
+    Rank 0 leaves as it does when it has refused the same setting.
+    """
+    if not is_launched:
+        os.environ.pop("LOCAL_WORLD_SIZE")  # so that the ranks ask each other for their hosts
+    port = int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore("127.0.0.1", port, None, rank == 0, LONG, wait_for_workers=False)
+    meet("has the store", rank, range(world))
+    if rank == 0:
+        return ""
+    try:
+        while store.add("is there", 1):
+            time.sleep(0.01)
+    except dist.DistNetworkError:
+        pass
+    try:
+        dist.init_process_group("rdmatensor", store=store, rank=rank, world_size=world)
+    except Exception as error:  # noqa: BLE001 - which one is what is asked
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
 def names_are_asked(rank: int, world: int) -> dict[str, int]:
     """Return how often this process asked for names: by its store, and by the group and its use."""
     asked = ctypes.CDLL(None).asked_names
@@ -242,9 +266,12 @@ def _join_by(job: str, *, host: bytes = b"") -> str:
     """Return how it ended; job: in hexadecimal."""
     store = dist.HashStore()
 
+    is_over = threading.Event()
+
     def tell() -> None:
         while not (keys := [key for key in store.list_keys() if "/arrivals/" in key]):
-            time.sleep(0.001)
+            if is_over.wait(0.001):
+                return
         for name, told in {"host/0": host, "job": bytes.fromhex(job)}.items():
             key = keys[0].replace("arrivals/1", f"1/{name}")
             store.set(key, told)  # type: ignore[arg-type]
@@ -256,6 +283,7 @@ def _join_by(job: str, *, host: bytes = b"") -> str:
     except (RuntimeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     finally:
+        is_over.set()
         teller.join()
     dist.destroy_process_group()
     return "joined"

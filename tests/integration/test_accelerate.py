@@ -8,7 +8,7 @@ from typing import Any
 import jobs
 import pytest
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def trained(role: str, out: Path, **arguments: object) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from bench.benchlib.pairs import run_pair, run_ranks
 from bench.benchlib.record import load, number
 from bench.suite import busy, collectives, scale
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -16,6 +16,7 @@ from bench.suite import collectives, tables
 from bench.workers.copies import LEAST_BYTES, Copies
 from bench.workers.operations import Operation
 
+pytestmark = pytest.mark.slow
 OPTIONS = ("--rounds", "3", "--sizes", "8,65536", "--rows", "plain,same,fresh,arena")
 
 

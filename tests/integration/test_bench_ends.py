@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _START_S = 60.0

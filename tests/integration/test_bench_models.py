@@ -25,7 +25,7 @@ from bench.workers.paper_models import MODELS
 from bench.workers.trainers import TRAINERS, Job
 from rdmatensor._native.ffi import ffi
 
-pytestmark = pytest.mark.turns()  # minutes in all
+pytestmark = [pytest.mark.slow, pytest.mark.turns()]
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, BLOCKS = 2, 3

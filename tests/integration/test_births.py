@@ -39,6 +39,7 @@ def off(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return trained(tmp_path_factory.mktemp("off"), OFF)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(CASES))
 def test_a_script_as_it_is(name: str, on: list[dict[str, Any]], off: list[dict[str, Any]]) -> None:
     """Bits are those of torch's own memory, and of Gloo; gradients are born where they leave."""

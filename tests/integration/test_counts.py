@@ -89,6 +89,7 @@ def test_a_planned_model_over_shared_memory(tmp_path: Path, witness: str) -> Non
         assert rank["copied_by_all"] < STEPS * rank["bytes"] / 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["cnn", "lstm", "gpt"])
 def test_planned_models_of_other_kinds(model: str, tmp_path: Path, witness: str) -> None:
     """What torch itself copies in their steps, by memcpy() as well, is not looked at."""

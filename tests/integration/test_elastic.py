@@ -37,6 +37,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return (folder / "curve").read_text().splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_killed_workers_training_resumes_with_the_same_curve(
     tmp_path: Path, transport: str, whole: list[str]

@@ -164,6 +164,7 @@ def test_collective_ends_at_its_deadline(path_forced: dict[str, str], tmp_path: 
     assert 1 <= seen["took"] < MOST_TIMEOUTS
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90)
 def test_a_wait_that_gives_up_before_the_library_names_who_is_missing(tmp_path: Path) -> None:
     """The library waits on, as the peer may use the tensor until it counts as dead."""

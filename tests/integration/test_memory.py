@@ -76,6 +76,7 @@ def test_a_work_that_is_dropped_ends_nothing_else(
     assert len(refused) > 1, "nothing was refused"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90)
 def test_a_collective_without_a_work_has_a_deadline(
     refusing: dict[str, str], tmp_path: Path

@@ -135,6 +135,7 @@ def test_a_completion_hook_hears_of_each_operation_once(
             assert left_s + heard[3][2] > late_s, "it ended before the late rank came"
 
 
+@pytest.mark.slow
 def test_a_slow_hook_is_called_once_at_a_time(path_forced: dict[str, str], tmp_path: Path) -> None:
     """In order; and a receive that is given up takes nothing away from the next."""
     ranks = jobs.run("roles_methods:slow_hook", 2, tmp_path, environment=path_forced)

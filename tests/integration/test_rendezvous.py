@@ -72,6 +72,29 @@ def test_a_group_leaves_counts_and_unread_addresses_in_the_store(tmp_path: Path)
     assert sorted(set(keys) - addresses) == [f"3/arrivals/{rank}" for rank in range(3)]
 
 
+@pytest.mark.parametrize("is_launched", [True, False])
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("TEST_HOST", "two words", " is 'two words'; want 1 to 63 letters"),
+        ("ALGO", "rign", " is 'rign'; want auto"),
+        ("DETERMINISTIC", "yes", " is 'yes'; want 0 or 1"),
+        ("TIMEOUT", "soon", "='soon'"),
+    ],
+)
+def test_a_rank_names_its_own_wrong_setting_and_not_that_the_store_is_gone(
+    name: str, value: str, text: str, is_launched: bool, tmp_path: Path
+) -> None:
+    ranks = jobs.run(
+        "roles_rendezvous:a_setting_is_wrong",
+        2,
+        tmp_path,
+        environment={f"RDMATENSOR_{name}": value},
+        is_launched=is_launched,
+    )
+    assert f"RDMATENSOR_{name}{text}" in jobs.results(ranks)[1]
+
+
 def test_making_a_group_asks_no_name_server(tmp_path: Path) -> None:
     library = tmp_path / "libasked.so"
     source = Path(__file__).with_name("asked_names.c")

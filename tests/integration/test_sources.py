@@ -29,6 +29,7 @@ def test_messages_of_a_pipeline(name: str, world: int, tmp_path: Path) -> None:
         assert len(rank["all"]) == len(rank["recorded"])  # and nothing besides
 
 
+@pytest.mark.slow
 def test_messages_of_a_pipeline_of_any_batch_and_length(tmp_path: Path) -> None:
     """What crosses is bounded or dynamic; of each size it is what the plan's shapes come to."""
     for rank in jobs.results(

@@ -48,6 +48,7 @@ def tally() -> Iterator[Tally]:
     print(f"\n{seen}")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90 * SCALE)
 @pytest.mark.parametrize("point", list(points(POINTS, SEED, TRANSPORTS)), ids=str)
 def test_survivors_name_who_ended_and_go_on(
@@ -65,6 +66,7 @@ def test_survivors_name_who_ended_and_go_on(
     tally.add(point, *judge(point, tmp_path, ranks))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90 * SCALE)
 def test_survivors_go_on_without_a_stopped_rank_that_hosts_the_store(
     plan_file: Path, tmp_path: Path, tally: Tally

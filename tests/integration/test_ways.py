@@ -14,6 +14,7 @@ WAYS = ("plain", "clipped", "bf16", "accumulated", "kept gradients", "frozen", "
 STEPS = 5  # roles_plan.STEPS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "cnn", "lstm", "gpt", "halves"])
 def test_every_way_to_train(model: str, tmp_path: Path) -> None:
     ranks: list[dict[str, Any]] = jobs.results(

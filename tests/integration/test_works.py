@@ -28,6 +28,7 @@ def test_works_tell_what_those_of_gloo_tell(
     assert set(receiver["profile besides"]) == {"reduce", "recv", "recvAnySource"}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("world", [2, 3])
 def test_who_waits_for_a_late_rank_takes_no_core(

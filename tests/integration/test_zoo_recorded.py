@@ -9,7 +9,7 @@ import jobs
 import pytest
 from roles_zoo import NAMES, OPEN
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")

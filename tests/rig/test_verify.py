@@ -111,16 +111,33 @@ IN_TURNS = {"0": ["one", "links"], "1": ["one", "two"], "2": ["one"]}
 def test_each_turn_runs_its_layouts_and_names_the_others(
     tree: Path, number: str, ran: list[str]
 ) -> None:
-    script(tree / "ci/rig/run.sh", f'echo "runs ${{@: -2}}"\n{RUN.replace("exit ", LEAVE_OTHERS)}')
+    script(tree / "ci/rig/run.sh", f'echo "runs ${{@: -3}}"\n{RUN.replace("exit ", LEAVE_OTHERS)}')
     status, lines = verify(in_turn(tree, number), "--turn", "one", "two", "links")
     assert status == 0, lines
     assert f"turn {int(number) + 1} of 3 0 by the commit" in lines
-    assert f"runs one {number}" in lines
+    assert f"runs one all {number}" in lines
     assert "one third part 0 not run: has turn 3" in lines
     for layout in ("one", "two", "links"):
         assert any(line.startswith(f"{layout} all, ") for line in lines) == (layout in ran)
     for layout, turn in (("two", 2), ("links", 1)):
         assert (f"{layout} all 0 not run: has turn {turn}" in lines) == (layout not in ran)
+
+
+@pytest.mark.parametrize(("option", "which"), [("--short", "common"), ("--rest", "rest")])
+def test_the_common_parts_of_layout_one_and_the_rest_run_alone(
+    tree: Path, option: str, which: str
+) -> None:
+    script(tree / "ci/rig/run.sh", f'echo "runs ${{@: -2}}"\n{RUN.replace("exit ", LEAVE_OTHERS)}')
+    status, lines = verify(tree, option, "one")
+    assert status == 0, lines
+    assert f"runs one {which}" in lines
+    assert "one third part 0 not run: has turn 3" in lines
+
+
+def test_an_unknown_option_is_refused(tree: Path) -> None:
+    status, lines = verify(tree, "--shrt", "one")
+    assert status == 1
+    assert lines[0].startswith("error: usage: ci/rig/verify.sh [--short | --rest] [--turn]")
 
 
 def test_a_turn_in_which_nothing_ran_proves_nothing(tree: Path) -> None:
@@ -146,28 +163,31 @@ def test_a_part_that_fails_in_its_turn_fails_the_whole(tree: Path) -> None:
 
 
 def test_every_part_of_layout_one_is_in_a_turn(tmp_path: Path) -> None:
-    """Together the turns have what a run without turns has, and each has the C tests."""
+    """Together the turns have what a run without turns has, and each has the common parts."""
     text = (CI / "rig/parts.sh").read_text()
     body = text.replace('timeout --kill-after=5 "$LIMIT_S" "$@"', "true")
     script(tmp_path / "parts.sh", body)
     seen: dict[str, set[str]] = {}
-    for turn in ("", "0", "1", "2"):
-        out = tmp_path / f"out{turn}"
+    for words in ("all", "all 0", "all 1", "all 2", "common", "rest"):
+        which, _, turn = words.partition(" ")
+        out = tmp_path / f"out {words}"
         out.mkdir()
         rig = {"RIG_OUT": str(out), "RIG_SHARED": str(out), "RIG_DEVICE": "x", "RIG_GID_INDEX": "1"}
-        command = ["bash", str(tmp_path / "parts.sh"), "one", *([turn] if turn else [])]
+        command = ["bash", str(tmp_path / "parts.sh"), "one", *words.split()]
         subprocess.run(command, env=os.environ | rig, check=True, timeout=60, capture_output=True)
         rows = [line.split("\t") for line in (out / "rows").read_text().splitlines()]
-        seen[turn] = {name for name, _, result in rows if result == "ok"}
+        seen[words] = {name for name, _, result in rows if result == "ok"}
         others = {name: result for name, _, result in rows if result != "ok"}
-        assert set(others) | seen[turn] == seen[""] or not turn
+        assert set(others) | seen[words] == seen["all"] or which == "rest"
         for name, result in others.items():
-            assert turn
+            assert turn or which == "common"
             assert f"in_turn {int(result.removeprefix('not run: has turn ')) - 1} '{name}'" in text
-    assert seen["0"] | seen["1"] | seen["2"] == seen[""]
-    always = seen["0"] & seen["1"] & seen["2"]
-    assert {name for name in seen[""] if name.startswith("C: ")} < always
-    assert all(seen[turn] - always for turn in "012")
+    turns = [seen[f"all {turn}"] for turn in "012"]
+    assert set.union(*turns) == seen["all"]
+    assert set.intersection(*turns) == seen["common"]
+    assert seen["all"] - seen["rest"] == seen["common"]
+    assert {name for name in seen["all"] if name.startswith("C: ")} < seen["common"]
+    assert all(turn - seen["common"] for turn in turns)
 
 
 def test_the_full_sweep_runs_only_where_it_is_named(tree: Path) -> None:
@@ -222,7 +242,7 @@ def test_a_rig_that_cannot_start_fails(tree: Path, layout: str) -> None:
 
 
 def test_the_words_of_a_layout_that_failed_stand_at_the_end(tree: Path) -> None:
-    words = 'case "$*" in *" one") echo why; exit 125 ;; *) seq 100 ;; esac'
+    words = 'case "$*" in *" one all") echo why; exit 125 ;; *) seq 100 ;; esac'
     script(tree / "ci/rig/run.sh", f"{words}\n{RUN}")
     status, lines = verify(tree, "one", "two")
     assert status == 1

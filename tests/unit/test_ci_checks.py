@@ -290,36 +290,3 @@ def test_summary_of_a_long_report_has_its_beginning(tmp_path: Path) -> None:
 
 def test_summary_of_nothing_is_no_success(tmp_path: Path) -> None:
     assert summary_of(tmp_path, junit()).returncode == 1
-
-
-def test_few_programs_are_tried_again_where_no_sanitizer_spoke(tmp_path: Path) -> None:
-    path = tmp_path / "junit.xml"
-    command = [sys.executable, str(CI / "ctest_summary.py"), "--again", str(path)]
-    for programs, wanted in (
-        ((GOOD,), ""),
-        ((GOOD, BAD), "^base_bad$"),
-        ((BAD, CRASHED), ""),  # a report is one at the second try, too
-        ((BAD, BAD, BAD), ""),
-    ):
-        path.write_text(junit(*programs), encoding="utf-8")
-        assert subprocess.check_output(command, text=True, timeout=30).strip() == wanted
-
-
-def test_what_failed_first_is_shown_and_the_second_try_counts(tmp_path: Path) -> None:
-    better = program(
-        "base_bad", "run", "ok   breaks (0.2 ms)\ntests: 1 passed, 0 failed, 0 skipped\n"
-    )
-    for name, text in (("first.xml", junit(GOOD, BAD)), ("second.xml", junit(better))):
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    command = [sys.executable, str(CI / "ctest_summary.py"), "dev"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "first.xml"), str(tmp_path / "second.xml")],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "bad_test.c:7: x is 1, want 2" in done.stdout
-    assert "tried again, alone: base_bad" in done.stdout
-    assert "C tests, dev: 2 ok, 0 bad, 0 skipped in 2 programs" in done.stdout

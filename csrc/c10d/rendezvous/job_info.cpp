@@ -15,6 +15,10 @@
 
 #include "c10d/tensors.hpp"
 
+extern "C" {
+#include "collectives/select/choice.h"
+}
+
 namespace rdmatensor
 {
 namespace
@@ -131,8 +135,17 @@ read_told(const std::vector<uint8_t> &bytes, const std::string &key)
 void
 check_own_settings()
 {
+    unsigned choice = 0;
+    bool is_ordered = false;
+    rdt_error error = {};
+
     for (const CommonSetting &setting : common_settings)
         (void)value_of(setting);
+    rdt_status status = rdti_choice_from_environment(&choice, &error);
+    if (status == RDT_OK)
+        status = rdti_choice_is_ordered(choice, &is_ordered, &error);
+    if (status != RDT_OK)
+        std::rethrow_exception(make_error(status, "rdmatensor:init_process_group", error));
 }
 
 void

@@ -36,7 +36,8 @@ std::vector<uint8_t> written(const Job &job, const std::string &group_id, bool h
 /* The inverse of written(). Throws DistStoreError for bytes that written() never produces. */
 rdti_told read_told(const std::vector<uint8_t> &bytes, const std::string &key);
 
-/* Called before any rank waits for another: an invalid value must end all ranks alike. */
+/* Called before the first request to the store. Whether a peer has left by then is a race, and its
+ * leaving must not hide an invalid value of this rank. */
 void check_own_settings();
 /* Called before the ranks exchange messages: with different settings they would wait for different
  * messages. */

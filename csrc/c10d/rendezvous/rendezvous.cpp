@@ -263,6 +263,7 @@ Rendezvous::Rendezvous(c10::intrusive_ptr<c10d::Store> store, int rank, int size
     note_use();
     TORCH_CHECK(client_.store(), "a group needs a store");
     TORCH_CHECK(rank >= 0 && rank < size, "rank ", rank, " of a group of ", size);
+    check_own_settings();
     blobs_->by_rank.resize(static_cast<size_t>(size));
     blobs_->is_counted.resize(static_cast<size_t>((size - 1) / batch_ranks + 1));
     const std::string arrivals = c10::str("rdmatensor/", size, "/arrivals/", rank);
@@ -399,7 +400,6 @@ Rendezvous::agree(const Job &proposal, const std::string &secret)
     Agreement agreed{proposal, to_hex(random_bytes(RDTI_TOLD_NAME_BYTES))};
     const std::string job = key("job");
 
-    check_own_settings();
     if (rank_ == 0) {
         if (agreed.job.id.empty())
             agreed.job = {to_hex(random_bytes(RDTI_TOLD_NAME_BYTES)), secret, incarnation_,

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Which algorithm carries out a collective: by its kind, its bytes, and RDMATENSOR_ALGO.
  */
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/error.h"
 #include "collectives/collective.h"
+#include "collectives/select/choice.h"
 #include "collectives/select/cost.h"
 #include "collectives/team/team.h"
 
@@ -16,78 +13,6 @@ enum {
     BROADCAST_BY_HOSTS_MIN_BYTES = 32 * 1024,
     BROADCAST_BY_HOSTS_MAX_BYTES = 1024 * 1024,
 };
-
-enum choice {
-    CHOICE_AUTO = 0, /* boards where all members are on one host, else messages */
-    CHOICE_MESSAGES, /* by kind and bytes, never boards */
-    CHOICE_DIRECT,   /* boards, or messages between all without detours */
-    CHOICE_RING,
-    CHOICE_HALVING,
-    CHOICE_TREE,
-    CHOICE_HIERARCHICAL, /* as auto; between hosts always by way of them, where they have several */
-    CHOICES,
-};
-
-static const char *const choices[CHOICES] = {
-    [CHOICE_AUTO] = "auto",
-    [CHOICE_MESSAGES] = "messages",
-    [CHOICE_DIRECT] = "direct",
-    [CHOICE_RING] = "ring",
-    [CHOICE_HALVING] = "halving-doubling",
-    [CHOICE_TREE] = "tree",
-    [CHOICE_HIERARCHICAL] = "hierarchical",
-};
-
-rdt_status
-rdti_choice_from_environment(unsigned *out, struct rdt_error *err)
-{
-    const char *text = getenv("RDMATENSOR_ALGO");
-
-    for (unsigned i = 0; i < CHOICES; i++) {
-        if (text != NULL && text[0] != '\0' && strcmp(text, choices[i]) != 0)
-            continue;
-        *out = i; /* unset: the first */
-        return RDT_OK;
-    }
-    return rdti_error_set(err, RDT_EINVAL, 0,
-                          "RDMATENSOR_ALGO is '%.40s'; want auto, messages, direct, ring, "
-                          "halving-doubling, tree or hierarchical",
-                          text);
-}
-
-/* Sums made by others than boards and ordered.c have an order of their own. */
-static bool
-keeps_rank_order(unsigned choice)
-{
-    return choice == CHOICE_AUTO || choice == CHOICE_MESSAGES || choice == CHOICE_DIRECT;
-}
-
-rdt_status
-rdti_choice_is_ordered(unsigned choice, bool *out, struct rdt_error *err)
-{
-    const char *text = getenv("RDMATENSOR_DETERMINISTIC");
-
-    if (text == NULL || text[0] == '\0' || strcmp(text, "0") == 0) {
-        *out = false;
-        return RDT_OK;
-    }
-    if (strcmp(text, "1") != 0)
-        return rdti_error_set(err, RDT_EINVAL, 0,
-                              "RDMATENSOR_DETERMINISTIC is '%.40s'; want 0 or 1", text);
-    if (!keeps_rank_order(choice))
-        return rdti_error_set(err, RDT_EINVAL, 0,
-                              "RDMATENSOR_DETERMINISTIC=1 sums in rank order, which "
-                              "RDMATENSOR_ALGO=%s does not; unset one of them",
-                              choices[choice]);
-    *out = true;
-    return RDT_OK;
-}
-
-const char *
-rdti_choice_name(unsigned choice)
-{
-    return choices[choice];
-}
 
 bool
 rdti_choice_wants_boards(unsigned choice, uint32_t size)

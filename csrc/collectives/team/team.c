@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "collectives/collective.h"
+#include "collectives/select/choice.h"
 #include "collectives/select/cost.h"
 
 static void
