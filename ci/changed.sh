@@ -7,7 +7,8 @@
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # What they are built from, and how; tests in Python that run under ASan are run without it, too.
 TESTED=(csrc cmake CMakeLists.txt CMakePresets.json tests/c tests/sim tests/sanitizers
-    rdmatensor/_native/ffi_build.py ci/ctest.sh ci/sanitize_backend.sh ci/setup.sh ci/requirements.txt)
+    rdmatensor/_native/ffi_build.py ci/ctest.sh ci/sanitize_backend.sh ci/setup.sh
+    ci/requirements.txt)
 
 base=""
 for main in origin/HEAD origin/main; do

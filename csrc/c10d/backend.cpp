@@ -496,7 +496,7 @@ WorkPtr
 Backend::start(Operation operation, const std::vector<Call> &calls)
 {
     refuse_forked_child(operation.title);
-    if (runs_callbacks_of(number_))
+    if (CallbacksOf::are_run(number_))
         TORCH_WARN_ONCE(operation.title,
                         " was called in a callback of a Future of the same group. "
                         "Ranks run callbacks at different times: if another thread calls "

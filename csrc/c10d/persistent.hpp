@@ -5,8 +5,8 @@
  * Made by Backend::average_init(), on all members in the order of their collectives. Members start
  * the same ones in the same order.
  *
- * Ownership: it keeps the tensor. The library's part ends with close() or with the group's shutdown,
- * whichever is first.
+ * Ownership: it keeps the tensor, and the library's part, until close() or the group's
+ * shutdown.
  * Threads: any, one start at a time.
  */
 #pragma once

@@ -50,7 +50,8 @@ struct rdti_coll_algorithm {
     /* What it waits for right now, e.g. "nothing from rank 3"; for messages. Returns the group's
      * rank of the only member that it waits for, or RDT_SOURCE_ANY. */
     uint32_t (*describe)(const struct rdti_coll *coll, char *text, size_t cap);
-    /* Makes what prepare() built ready for another run; done. NULL: prepare() comes before each run. */
+    /* Makes what prepare() built ready for another run; done. NULL: prepare() comes before each
+     * run. */
     void (*rest)(struct rdti_coll *coll);
     /* Undoes prepare(); quiet or done. */
     void (*release)(struct rdti_coll *coll);

@@ -226,7 +226,7 @@ persistent_land(struct rdt_persistent *p, struct rdt_error *err)
 }
 
 /* The members have exchanged their records, so that the group has chosen its way. Memory of a peer
- * that cannot be held, as where it was freed already, is no error: all use stages then. */
+ * that cannot be held, for example because it was freed, does not fail: all use stages then. */
 static enum vote
 persistent_prepare(struct rdt_persistent *p)
 {

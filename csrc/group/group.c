@@ -52,7 +52,8 @@ rdti_groups_check_empty(struct rdti_groups *groups, struct rdt_error *err)
         return RDT_OK;
     if (live_count > 0)
         return rdti_error_set(err, RDT_EBUSY, 0, "%u groups were not destroyed", live_count);
-    return rdti_error_set(err, RDT_EBUSY, 0, "a destroyed group has operations or persistent collectives");
+    return rdti_error_set(err, RDT_EBUSY, 0,
+                          "a destroyed group has operations or persistent collectives");
 }
 
 rdt_status

@@ -126,4 +126,23 @@ CompletionHook::wait(std::chrono::steady_clock::time_point deadline)
     }
 }
 
+/* 0: none. */
+static thread_local uint64_t group_of_callbacks = 0;
+
+CallbacksOf::CallbacksOf(uint64_t group) noexcept
+    : before_(std::exchange(group_of_callbacks, group))
+{
+}
+
+CallbacksOf::~CallbacksOf()
+{
+    group_of_callbacks = before_;
+}
+
+bool
+CallbacksOf::are_run(uint64_t group) noexcept
+{
+    return group_of_callbacks == group;
+}
+
 } // namespace rdmatensor

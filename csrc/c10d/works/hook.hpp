@@ -52,4 +52,21 @@ class CompletionHook : public std::enable_shared_from_this<CompletionHook>
     uint64_t run_ = 0;
 };
 
+/* While it lives, this thread runs callbacks of a Future of one of the group's collectives. Groups
+ * have numbers from 1 on. */
+class CallbacksOf
+{
+  public:
+    explicit CallbacksOf(uint64_t group) noexcept;
+    ~CallbacksOf();
+    CallbacksOf(const CallbacksOf &) = delete;
+    CallbacksOf &operator=(const CallbacksOf &) = delete;
+
+    /* Whether this thread runs such a callback now. */
+    static bool are_run(uint64_t group) noexcept;
+
+  private:
+    const uint64_t before_;
+};
+
 } // namespace rdmatensor

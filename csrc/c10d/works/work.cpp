@@ -73,16 +73,7 @@ complete(c10::ivalue::Future &future, const std::exception_ptr &error,
     }
 }
 
-/* Of the collective whose Future this thread completes, and whose callbacks it runs; 0: none. */
-thread_local uint64_t group_of_callbacks = 0;
-
 } // namespace
-
-bool
-runs_callbacks_of(uint64_t group) noexcept
-{
-    return group_of_callbacks == group;
-}
 
 void
 count_transfer() noexcept
@@ -328,9 +319,8 @@ Work::settle_with(const std::exception_ptr &error)
     note_end(operation_, error);
     if (!future)
         return;
-    const uint64_t before = std::exchange(group_of_callbacks, operation_.order);
-    complete(*future, error, operation_.outputs); /* does not throw */
-    group_of_callbacks = before;
+    const CallbacksOf running(operation_.order);
+    complete(*future, error, operation_.outputs);
     finish(error);
 }
 

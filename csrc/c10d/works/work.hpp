@@ -99,10 +99,6 @@ void end_without_work(Operation &operation, rdt_transfer *transfer,
 /* The Future of Work::getFuture(): of a list of tensors, not complete yet. */
 c10::intrusive_ptr<c10::ivalue::Future> new_future();
 
-/* This thread runs callbacks of a Future of one of the group's collectives. Groups have numbers from
- * 1 on. */
-bool runs_callbacks_of(uint64_t group) noexcept;
-
 /* Transfers that Works hold. While there are any, the context cannot be closed. */
 uint64_t live_transfers() noexcept;
 
