@@ -16,6 +16,7 @@
 #include "group/group.h"
 #include "message/checksum.h"
 #include "message/mailbox.h"
+#include "message/mailboxes.h"
 #include "slot/slot.h"
 #include "wire/blob.h"
 #include "wire/fields.h"
@@ -186,6 +187,7 @@ free_context(rdt_context *ctx)
     close_transports(ctx);
     if (ctx->groups != NULL)
         (void)rdti_groups_destroy(ctx->groups, NULL);
+    rdti_mailboxes_destroy(ctx->mailboxes);
     rdti_transfer_pool_destroy(ctx->pool);
     if (ctx->arena != NULL)
         rdti_arena_keep_all(ctx->arena); /* quarantine ends with the context, its bytes do not */
@@ -227,6 +229,8 @@ build_context(rdt_context *ctx, struct rdt_error *err)
     }
     if (status == RDT_OK)
         status = rdti_transfer_pool_create(ctx->engine, ctx->opts.timeout_ns, &ctx->pool, err);
+    if (status == RDT_OK)
+        status = rdti_mailboxes_create(ctx, &rdti_group_sink, &ctx->mailboxes, err);
     if (status == RDT_OK)
         status = rdti_groups_create(ctx, &ctx->groups, err);
     if (status != RDT_OK)

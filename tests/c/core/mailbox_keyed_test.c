@@ -424,12 +424,12 @@ is_told(struct rig *rig, uint64_t tag)
     rdt_group *group = rig->group[0];
     bool is_there = false;
 
-    rdti_engine_enter(group->ctx->engine);
+    rdti_engine_enter(group->scope.ctx->engine);
     const struct rdti_tx_stream *stream =
-        rdti_keyed_find(rdti_mailbox_of(group->members[1].ep), group->id);
+        rdti_keyed_find(rdti_mailbox_of(group->scope.members[1].ep), group->scope.id);
     for (uint32_t i = 0; stream != NULL && i < stream->told_count; i++)
         is_there |= stream->told[i].number == tag;
-    rdti_engine_leave(group->ctx->engine);
+    rdti_engine_leave(group->scope.ctx->engine);
     return is_there;
 }
 

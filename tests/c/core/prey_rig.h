@@ -86,7 +86,7 @@ plain(struct prey *prey, enum rdti_message_kind kind)
 {
     return (struct rdti_message){.kind = (uint8_t)kind,
                                  .source = 1,
-                                 .group_id = prey->rig.group[0]->id,
+                                 .group_id = prey->rig.group[0]->scope.id,
                                  .tag = 77,
                                  .consumed = prey->m->tx_consumed,
                                  .delivered = prey->m->eager_delivered};

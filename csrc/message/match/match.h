@@ -3,13 +3,13 @@
  * from any source in the order in which they were posted among all others. Every operation takes
  * constant time, however much is outstanding. One thread at a time (the engine's lock).
  */
-#ifndef RDTI_MESSAGE_MATCH_H
-#define RDTI_MESSAGE_MATCH_H
+#ifndef RDTI_MESSAGE_MATCH_MATCH_H
+#define RDTI_MESSAGE_MATCH_MATCH_H
 
 #include <stdint.h>
 
 #include "base/list.h"
-#include "message/buffer_pool.h"
+#include "message/match/buffer_pool.h"
 #include "rdmatensor.h"
 
 struct rdti_bin;

@@ -2,8 +2,8 @@
  * Memory of the mailbox that is taken and returned once a message: recycled, so that the steady
  * state allocates nothing. Everything here is under the engine's lock.
  */
-#ifndef RDTI_MESSAGE_BUFFER_POOL_H
-#define RDTI_MESSAGE_BUFFER_POOL_H
+#ifndef RDTI_MESSAGE_MATCH_BUFFER_POOL_H
+#define RDTI_MESSAGE_MATCH_BUFFER_POOL_H
 
 #include <stdbool.h>
 #include <stdint.h>

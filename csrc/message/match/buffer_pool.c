@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Recycled memory of the mailbox. */
-#include "message/buffer_pool.h"
+#include "message/match/buffer_pool.h"
 
 #include <stdlib.h>
 

@@ -3,7 +3,7 @@
  * and, a second time, every message of the tag in the order of arrival. A bin lives while something
  * is in it.
  */
-#include "message/match.h"
+#include "message/match/match.h"
 
 #include <stdlib.h>
 

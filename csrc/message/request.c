@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * How requests end. */
+ * How requests begin and end. */
+#include "message/request_impl.h"
+
 #include <assert.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "group/group_impl.h"
-#include "message/mailbox_impl.h"
-#include "message/persistent.h"
-
-/* The table of states in group_impl.h; a test compares the two. "finished" is not among the code's
- * states. */
+/* The table of states in request_impl.h; a test compares the two. "finished" is not among the
+ * code's states. */
 static const uint32_t may_become[] = {
     [RDTI_REQUEST_POSTED] =
         1u << RDTI_REQUEST_PULL | 1u << RDTI_REQUEST_STAGING | 1u << RDTI_REQUEST_GRANTED,
@@ -33,14 +32,41 @@ rdti_request_become(struct rdti_request *request, enum rdti_request_state state)
     request->state = state;
 }
 
+struct rdti_request *
+rdti_request_new(struct rdti_scope *scope, struct rdt_transfer *t, uint32_t peer, uint64_t tag,
+                 void *buf, uint64_t len_bytes, const struct rdt_message_desc *desc)
+{
+    struct rdti_request *request = rdti_pool_take(&scope->mailboxes->requests);
+
+    if (request == NULL)
+        return NULL;
+    memset(request, 0,
+           offsetof(struct rdti_request, rts)); /* the rest is written before it is read */
+    rdti_list_init(&request->link);
+    request->transfer = t;
+    request->scope = scope;
+    request->peer = peer;
+    request->tag = tag;
+    request->buf = buf;
+    request->len_bytes = len_bytes;
+    if (desc != NULL && desc->op != 0) {
+        request->has_desc = true;
+        request->desc = *desc;
+    }
+    rdti_list_append(&scope->requests, &request->scope_link);
+    scope->refs++;
+    t->owner = request;
+    return request;
+}
+
 static void
 unlink_request(struct rdti_request *request)
 {
-    rdti_offer_forget(request);
-    rdti_stand_untell(request);
-    rdti_match_cancel(&request->group->matcher, &request->posted);
+    if (request->forget != NULL)
+        request->forget(request);
+    rdti_match_cancel(&request->scope->matcher, &request->posted);
     rdti_list_remove(&request->link);
-    rdti_list_remove(&request->group_link);
+    rdti_list_remove(&request->scope_link);
     free(request->sums);
     request->sums = NULL;
 }
@@ -48,11 +74,11 @@ unlink_request(struct rdti_request *request)
 void
 rdti_request_release(struct rdti_request *request)
 {
-    rdt_group *group = request->group;
+    struct rdti_scope *scope = request->scope;
 
     unlink_request(request);
-    rdti_pool_give(&group->groups->requests, request);
-    rdti_group_unref(group);
+    rdti_pool_give(&scope->mailboxes->requests, request);
+    rdti_scope_unref(scope);
 }
 
 void
@@ -72,27 +98,8 @@ rdti_request_finish(struct rdti_request *request, rdt_status status, const struc
 void
 rdti_request_cancel(struct rdti_request *request, const struct rdt_error *err)
 {
-    switch (request->state) {
-    case RDTI_REQUEST_LOCAL:
-        request->arrival->self = NULL;
-        rdti_arrival_drop(request->arrival, err);
+    if (request->cancel != NULL)
+        request->cancel(request, err);
+    else
         rdti_request_finish(request, (rdt_status)err->status, err);
-        return;
-    case RDTI_REQUEST_POSTED:
-        if (request->told != NULL)
-            rdti_stand_cancel(request, err);
-        else
-            rdti_request_finish(request, (rdt_status)err->status, err);
-        return;
-    case RDTI_REQUEST_QUEUED:
-        rdti_request_finish(request, (rdt_status)err->status, err);
-        return;
-    case RDTI_REQUEST_OFFERED:
-    case RDTI_REQUEST_LANE:
-        rdti_offer_cancel(request, err);
-        return;
-    default:
-        rdti_receive_cancel(request, err);
-        return;
-    }
 }
