@@ -20,9 +20,6 @@ KNOWN: dict[tuple[str, str], int] = {
     ("base", "files"): 42,
     ("endpoint", "circle"): 10,
     ("transport/tcp", "circle"): 7,
-    ("transport/verbs", "circle"): 17,
-    ("transport/verbs", "files"): 29,
-    ("transport/verbs", "lines"): 7321,
     ("wire", "files"): 33,
 }
 _BODY = re.compile(r"^struct (rdti?_\w+) \{", re.MULTILINE)

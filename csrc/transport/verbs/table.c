@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The verbs transport's table of operations and its pass over the lanes. */
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,9 +8,12 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/log.h"
+#include "transport/verbs/flag.h"
+#include "transport/verbs/memory/registrar.h"
+#include "transport/verbs/memory/memory.h"
+#include "transport/verbs/wish.h"
 #include "transport/verbs/down.h"
-#include "transport/verbs/registrar.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/lane.h"
 
 /* ---- The pass ------------------------------------------------------------------------------- */
 
@@ -102,23 +106,6 @@ verbs_arm(void *state)
     rdti_verbs_arm_flags(verbs);
 }
 
-void
-rdti_verbs_sweep(struct rdti_verbs *verbs)
-{
-    if (!verbs->has_closed)
-        return;
-    verbs->has_closed = false;
-    for (struct rdti_list *node = verbs->lanes.next, *next; node != &verbs->lanes; node = next) {
-        struct rdti_verbs_lane *lane = RDTI_CONTAINER(node, struct rdti_verbs_lane, node);
-
-        next = node->next;
-        if (!lane->is_closed)
-            continue;
-        rdti_list_remove(&lane->node);
-        rdti_verbs_free_lane(lane);
-    }
-}
-
 static uint32_t
 verbs_poll(void *state)
 {
@@ -144,7 +131,10 @@ verbs_open(const struct rdti_host *host, void **state_out, struct rdt_error *err
 
     if (verbs == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "verbs: %zu bytes", sizeof(*verbs));
+    verbs->transport = &rdti_transport_verbs;
     verbs->host = host;
+    verbs->on_async = rdti_verbs_on_async;
+    verbs->on_channel = rdti_verbs_on_channel;
     verbs->flag_timer_fd = -1;
     rdti_list_init(&verbs->lanes);
     rdti_list_init(&verbs->memories);
@@ -183,6 +173,7 @@ verbs_close(void *state)
 {
     struct rdti_verbs *verbs = state;
 
+    assert(rdti_list_is_empty(&verbs->wishes)); /* the last lane is closed */
     rdti_verbs_close_registrar(verbs);
     rdti_verbs_free_memories(verbs);
     rdti_verbs_close_flags(verbs);

@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/device/device.h"
 
 /* In the order in which they must be destroyed. */
 enum kind { LEFT_QP = 0, LEFT_CQ = 1, LEFT_MR = 2, LEFT_KINDS = 3 };

@@ -6,71 +6,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/range.h"
-#include "transport/verbs/registrar.h"
-#include "transport/verbs/verbs.h"
-
-#define CAP_IPC_LOCK_BIT 14
-
-/* ---- The limit on locked memory ------------------------------------------------------------- */
-
-static bool
-has_ipc_lock(void)
-{
-    FILE *status = fopen("/proc/self/status", "re");
-    char line[256];
-    uint64_t caps = 0;
-
-    if (status == NULL)
-        return false;
-    while (fgets(line, sizeof(line), status) != NULL)
-        if (strncmp(line, "CapEff:", 7) == 0) {
-            caps = strtoull(line + 7, NULL, 16);
-            break;
-        }
-    (void)fclose(status);
-    return (caps >> CAP_IPC_LOCK_BIT & 1) != 0;
-}
-
-static rdt_status
-memlock_error(uint64_t len_bytes, uint64_t limit_bytes, int sys_errno, struct rdt_error *err)
-{
-    return rdti_error_set(err, RDT_ENOMEM, sys_errno,
-                          "%llu bytes cannot be locked for the device: RLIMIT_MEMLOCK is "
-                          "%llu. " RDTI_VERBS_MEMLOCK_CURE,
-                          (unsigned long long)len_bytes, (unsigned long long)limit_bytes);
-}
-
-static uint64_t
-memlock_limit(void)
-{
-    struct rlimit limit;
-
-    if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
-        return UINT64_MAX;
-    return limit.rlim_cur;
-}
-
-/* Whether registering failed because of the limit. */
-static bool
-is_memlock_short(int sys_errno)
-{
-    return sys_errno == ENOMEM && memlock_limit() != UINT64_MAX && !has_ipc_lock();
-}
-
-rdt_status
-rdti_verbs_check_memlock(uint64_t len_bytes, struct rdt_error *err)
-{
-    const uint64_t limit = memlock_limit();
-
-    return limit >= len_bytes || has_ipc_lock() ? RDT_OK : memlock_error(len_bytes, limit, 0, err);
-}
+#include "transport/verbs/memory/registrar.h"
+#include "transport/verbs/memory/memory.h"
 
 rdt_status
 rdti_verbs_register(struct rdti_verbs_nic *nic, void *addr, uint64_t len_bytes, unsigned int access,
@@ -92,8 +34,8 @@ rdti_verbs_register(struct rdti_verbs_nic *nic, void *addr, uint64_t len_bytes, 
         *out = mr;
         return RDT_OK;
     }
-    if (is_memlock_short(sys_errno))
-        return memlock_error(len_bytes, memlock_limit(), sys_errno, err);
+    if (rdti_verbs_is_memlock_short(sys_errno))
+        return rdti_verbs_memlock_error(len_bytes, sys_errno, err);
     return rdti_error_set(err, sys_errno == ENOMEM ? RDT_ENOMEM : RDT_EDEVICE, sys_errno,
                           "ibv_reg_mr of %llu bytes on %s", (unsigned long long)len_bytes,
                           nic->name);
@@ -142,10 +84,10 @@ rdti_verbs_nics_left(const struct rdti_verbs *verbs)
     return left;
 }
 
-/* Registers on each device of the set, in mrs that are NULL; all or nothing. */
-static rdt_status
-register_on(struct rdti_verbs *verbs, uint32_t nics, void *addr, uint64_t len_bytes,
-            unsigned int access, struct ibv_mr *mrs[RDTI_VERBS_PORTS_MAX], struct rdt_error *err)
+rdt_status
+rdti_verbs_register_on(struct rdti_verbs *verbs, uint32_t nics, void *addr, uint64_t len_bytes,
+                       unsigned int access, struct ibv_mr *mrs[RDTI_VERBS_PORTS_MAX],
+                       struct rdt_error *err)
 {
     rdt_status status = RDT_OK;
 
@@ -172,8 +114,8 @@ rdti_verbs_register_kind(struct rdti_verbs *verbs, const struct rdti_verbs_memor
 
     if (memory->segment != RDT_SEGMENT_NONE)
         status = host->memory_keep(host->core, memory->segment, err);
-    return status == RDT_OK ? register_on(verbs, nics, memory->addr, memory->len_bytes,
-                                          access_of(kind), mrs, err)
+    return status == RDT_OK ? rdti_verbs_register_on(verbs, nics, memory->addr, memory->len_bytes,
+                                                     access_of(kind), mrs, err)
                             : status;
 }
 
@@ -417,9 +359,10 @@ explain_refusal(uint64_t len_bytes, const struct rdt_error *err, struct rdti_ver
         out->refusal = RDTI_VERBS_REGION_OVER;
         return;
     }
-    const bool is_memlock = is_memlock_short(err->sys_errno);
+    const bool is_memlock = rdti_verbs_is_memlock_short(err->sys_errno);
     out->refusal = is_memlock ? RDTI_VERBS_MEMLOCK : RDTI_VERBS_NOT_REGISTERED;
-    out->base = is_memlock ? memlock_limit() : (uint64_t)(err->sys_errno > 0 ? err->sys_errno : 0);
+    out->base = is_memlock ? rdti_verbs_memlock_limit()
+                           : (uint64_t)(err->sys_errno > 0 ? err->sys_errno : 0);
     out->len_bytes = len_bytes;
 }
 
@@ -469,29 +412,4 @@ rdti_verbs_free_memories(struct rdti_verbs *verbs)
     while (!rdti_list_is_empty(&verbs->memories))
         rdti_verbs_free_memory(verbs, RDTI_CONTAINER(verbs->memories.next, struct rdti_verbs_memory,
                                                      link));
-}
-
-/* ---- The stage ------------------------------------------------------------------------------ */
-
-rdt_status
-rdti_verbs_make_stage(struct rdti_verbs_lane *lane, struct rdt_error *err)
-{
-    const size_t len = RDTI_VERBS_STAGE_PIECES * RDTI_VERBS_STAGE_BYTES;
-    struct rdti_verbs *verbs = lane->verbs;
-
-    /* Shared: a forked child gets no copy of its pages, and the device keeps this process's. */
-    void *addr = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (addr == MAP_FAILED)
-        return rdti_error_set(err, RDT_ENOMEM, errno, "verbs: a stage of %zu bytes", len);
-    (void)pthread_mutex_lock(&verbs->mr_lock);
-    const rdt_status status = register_on(verbs, rdti_verbs_nics_left(verbs), addr, len,
-                                          IBV_ACCESS_LOCAL_WRITE, lane->stage_mrs, err);
-    (void)pthread_mutex_unlock(&verbs->mr_lock);
-    if (status != RDT_OK) {
-        (void)munmap(addr, len);
-        return status;
-    }
-    lane->stage = addr;
-    lane->stage_free = (1u << RDTI_VERBS_STAGE_PIECES) - 1;
-    return RDT_OK;
 }

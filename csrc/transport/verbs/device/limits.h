@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Sizes, counts and times of the verbs transport, each with its reason. */
-#ifndef RDTI_VERBS_LIMITS_H
-#define RDTI_VERBS_LIMITS_H
+#ifndef RDTI_VERBS_DEVICE_LIMITS_H
+#define RDTI_VERBS_DEVICE_LIMITS_H
 
 #include <assert.h>
 #include <stdint.h>

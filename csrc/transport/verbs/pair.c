@@ -1,140 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Selects the GID of a port, and the port of the peer. Candidates are ranked by facts that both
- * sides know, so that both get the same pairs in the same order. */
-#include <arpa/inet.h>
-#include <errno.h>
+ * Pairs the ports and GIDs of both sides. Candidates are ranked by facts that both sides know, so
+ * that both get the same pairs in the same order. */
 #include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
-#include "transport/verbs/gid.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/device/gid.h"
+#include "transport/verbs/lane.h"
 
-/* Bits of a score. */
-enum {
-    SCORE_V2 = 64,       /* RoCE v2 can be routed, and switches are set up for it */
-    SCORE_IPV4 = 32,     /* IPv4-mapped: an administrator configured it */
-    SCORE_GLOBAL = 16,   /* a global IPv6 address */
-    SCORE_UNIQUE = 8,    /* a unique local one */
-    SCORE_BOUND = 4,     /* it belongs to a network device */
-    SCORE_SAME_NET = 128 /* of a pair: both in one subnet */
-};
-
-static bool
-is_zero(const uint8_t raw[16])
-{
-    static const uint8_t zeros[16];
-
-    return memcmp(raw, zeros, sizeof(zeros)) == 0;
-}
-
-static bool
-is_mapped(const uint8_t raw[16])
-{
-    static const uint8_t prefix[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
-
-    return memcmp(raw, prefix, sizeof(prefix)) == 0;
-}
-
-static bool
-is_link_local(const uint8_t raw[16])
-{
-    return raw[0] == 0xfe && (raw[1] & 0xc0) == 0x80;
-}
-
-static uint32_t
-score_of(const struct rdti_verbs_gid *gid)
-{
-    uint32_t score = gid->kind == RDTI_VERBS_GID_ROCE_V2 ? SCORE_V2 : 0;
-
-    if (is_mapped(gid->raw))
-        score += SCORE_IPV4;
-    else if ((gid->raw[0] & 0xfe) == 0xfc)
-        score += SCORE_UNIQUE;
-    else if (!is_link_local(gid->raw))
-        score += SCORE_GLOBAL;
-    return score;
-}
-
-void
-rdti_verbs_gid_text(const uint8_t raw[16], char *buf, size_t cap)
-{
-    if (inet_ntop(AF_INET6, raw, buf, (socklen_t)cap) == NULL && cap > 0)
-        buf[0] = '\0';
-}
-
-/* Keeps the table ordered: best first, the lower index among equals. */
-static void
-insert(struct rdti_verbs_nic *nic, const struct rdti_verbs_gid *gid, uint32_t score)
-{
-    uint32_t at = nic->gid_count;
-
-    while (at > 0 && nic->gid_scores[at - 1] < score)
-        at--;
-    if (at == RDTI_VERBS_GIDS_MAX)
-        return;
-    if (nic->gid_count < RDTI_VERBS_GIDS_MAX)
-        nic->gid_count++;
-    for (uint32_t i = nic->gid_count - 1u; i > at; i--) {
-        nic->gids[i] = nic->gids[i - 1];
-        nic->gid_scores[i] = nic->gid_scores[i - 1];
-    }
-    nic->gids[at] = *gid;
-    nic->gid_scores[at] = score;
-}
-
-/* Skips holes in the table and entries that have just been removed. */
-static void
-consider(struct rdti_verbs_nic *nic, uint32_t index)
-{
-    struct ibv_gid_entry entry;
-    struct rdti_verbs_gid gid = {.index = (uint8_t)index};
-
-    memset(&entry, 0, sizeof(entry));
-    if (nic->verbs->ops->query_gid_ex(nic->context, nic->port, index, &entry, 0, sizeof(entry)) !=
-            0 ||
-        is_zero(entry.gid.raw))
-        return;
-    memcpy(gid.raw, entry.gid.raw, sizeof(gid.raw));
-    gid.kind = entry.gid_type == IBV_GID_TYPE_ROCE_V2   ? RDTI_VERBS_GID_ROCE_V2
-               : entry.gid_type == IBV_GID_TYPE_ROCE_V1 ? RDTI_VERBS_GID_ROCE_V1
-                                                        : RDTI_VERBS_GID_IB;
-    insert(nic, &gid, score_of(&gid) + (entry.ndev_ifindex != 0 ? SCORE_BOUND : 0));
-}
-
-rdt_status
-rdti_verbs_find_gids(struct rdti_verbs_nic *nic, struct rdt_error *err)
-{
-    const int32_t wanted = rdti_verbs_wanted_gid(&nic->verbs->settings, nic->name);
-    /* An index is a byte of the offer and of the address vector. */
-    const uint32_t table_count = nic->gid_table_count < 256 ? nic->gid_table_count : 256;
-
-    nic->gid_count = 0;
-    if (wanted >= 0 && (uint32_t)wanted >= table_count)
-        return rdti_error_set(err, RDT_ENOTVIABLE, 0,
-                              "RDMATENSOR_VERBS_GID_INDEX asks for %d, the table has %u entries",
-                              wanted, table_count);
-    for (uint32_t i = 0; i < table_count; i++)
-        if (wanted < 0 || (uint32_t)wanted == i)
-            consider(nic, i);
-    /* with LIDs the subnet manager routes: as good as the best address */
-    nic->score = nic->is_infiniband ? SCORE_V2 + SCORE_IPV4 + SCORE_BOUND : nic->gid_scores[0];
-    if (nic->gid_count > 0 || (nic->is_infiniband && wanted < 0))
-        return RDT_OK;
-    if (wanted >= 0)
-        return rdti_error_set(err, RDT_ENOTVIABLE, 0,
-                              "RDMATENSOR_VERBS_GID_INDEX asks for %d, which is empty", wanted);
-    return rdti_error_set(err, RDT_ENOTVIABLE, 0,
-                          "its GID table is empty: has its network device an address?");
-}
-
-/* ---- Pairs ---------------------------------------------------------------------------------- */
+/* Part of a pair's score: both are in one subnet. */
+#define PAIR_SAME_NET RDTI_VERBS_SCORE_END
 
 static bool
 same_net(const uint8_t a[16], const uint8_t b[16])
 {
     /* The usual prefixes: 24 bits of an IPv4 address, 64 of an IPv6 one. */
-    return memcmp(a, b, is_mapped(a) ? 15 : 8) == 0;
+    return memcmp(a, b, rdti_verbs_is_mapped(a) ? 15 : 8) == 0;
 }
 
 /* Length of the common prefix in bits; decides if the usual prefix differs. Link-local addresses
@@ -144,7 +25,7 @@ common_bits(const uint8_t a[16], const uint8_t b[16])
 {
     uint32_t bits = 0;
 
-    if (is_link_local(a))
+    if (rdti_verbs_is_link_local(a))
         return 0;
     while (bits < 128 && (((a[bits / 8] ^ b[bits / 8]) << bits % 8) & 0x80) == 0)
         bits++;
@@ -155,11 +36,12 @@ common_bits(const uint8_t a[16], const uint8_t b[16])
 static uint32_t
 score_pair(const struct rdti_verbs_gid *a, const struct rdti_verbs_gid *b)
 {
-    if (a->kind != b->kind || is_mapped(a->raw) != is_mapped(b->raw) ||
-        is_link_local(a->raw) != is_link_local(b->raw))
+    if (a->kind != b->kind || rdti_verbs_is_mapped(a->raw) != rdti_verbs_is_mapped(b->raw) ||
+        rdti_verbs_is_link_local(a->raw) != rdti_verbs_is_link_local(b->raw))
         return 0;
-    const uint32_t net = same_net(a->raw, b->raw) && !is_link_local(a->raw) ? SCORE_SAME_NET : 0;
-    return 1 + net + score_of(a) + score_of(b);
+    const uint32_t net =
+        same_net(a->raw, b->raw) && !rdti_verbs_is_link_local(a->raw) ? PAIR_SAME_NET : 0;
+    return 1 + net + rdti_verbs_score_gid(a) + rdti_verbs_score_gid(b);
 }
 
 /* The same with a tie-break by common prefix: the real prefix length is unknown, and a subnet may
@@ -291,11 +173,11 @@ move_link(struct rdti_verbs_link *to, struct rdti_verbs_link *from)
 static const char *
 family_of(const uint8_t raw[16])
 {
-    if (is_mapped(raw))
+    if (rdti_verbs_is_mapped(raw))
         return "IPv4";
     if ((raw[0] & 0xfe) == 0xfc)
         return "unique local IPv6";
-    return is_link_local(raw) ? "link-local IPv6" : "global IPv6";
+    return rdti_verbs_is_link_local(raw) ? "link-local IPv6" : "global IPv6";
 }
 
 void
@@ -306,8 +188,8 @@ rdti_verbs_explain_choice(const struct rdti_verbs_link *link, char *buf, size_t 
     const struct rdti_verbs_gid *own = &lane->own.ports[link->port_index].gids[pair->own];
     const struct rdti_verbs_gid *peer = &lane->peer.ports[link->peer_port].gids[pair->peer];
     const bool is_set = rdti_verbs_wanted_gid(&lane->verbs->settings, link->nic->name) >= 0;
-    const uint32_t first = is_mapped(own->raw) ? 96 : 0;
-    const char *usual = is_link_local(own->raw) ? "one link" : "one subnet";
+    const uint32_t first = rdti_verbs_is_mapped(own->raw) ? 96 : 0;
+    const char *usual = rdti_verbs_is_link_local(own->raw) ? "one link" : "one subnet";
     char net[48];
 
     if (link->nic->is_infiniband) {

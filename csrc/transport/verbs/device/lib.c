@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "transport/verbs/verbs_ops.h"
+#include "transport/verbs/device/verbs_ops.h"
 
 #define LIBRARY "libibverbs.so.1"
 

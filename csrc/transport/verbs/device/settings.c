@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Settings of verbs from the environment. */
-#include "transport/verbs/settings.h"
+#include "transport/verbs/device/settings.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Settings of verbs from the environment, read when a context is opened. */
-#ifndef RDTI_VERBS_SETTINGS_H
-#define RDTI_VERBS_SETTINGS_H
+#ifndef RDTI_VERBS_DEVICE_SETTINGS_H
+#define RDTI_VERBS_DEVICE_SETTINGS_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "rdmatensor.h"
-#include "transport/verbs/verbs_ops.h"
+#include "transport/verbs/device/verbs_ops.h"
 
 #define RDTI_VERBS_LIST_BYTES 256
 

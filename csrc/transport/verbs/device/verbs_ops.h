@@ -2,8 +2,8 @@
  * The table of all libibverbs calls that this transport makes: filled from the library found at run
  * time, or by tests/sim, which simulates devices in memory. Each entry has the contract of the call
  * of the same name; those of the data path replace the inline calls of verbs.h. */
-#ifndef RDTI_VERBS_OPS_H
-#define RDTI_VERBS_OPS_H
+#ifndef RDTI_VERBS_DEVICE_OPS_H
+#define RDTI_VERBS_DEVICE_OPS_H
 
 #include <infiniband/verbs.h>
 #include <stdint.h>

@@ -10,8 +10,8 @@
 #include "base/fork.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "transport/verbs/gid.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/device/gid.h"
+#include "transport/verbs/device/device.h"
 
 /* Memory that a device locks at once, before the arena: QPs, CQs, the stage. */
 #define LEAST_MEMLOCK_BYTES (UINT64_C(4) << 20)
@@ -228,10 +228,10 @@ equip(struct rdti_verbs_nic *nic, struct rdt_error *err)
     if (status == RDT_OK)
         status = make_nonblocking(nic->context->async_fd, err);
     if (status == RDT_OK)
-        status = host->watch(host->core, nic->channel->fd, EPOLLIN, rdti_verbs_on_channel, nic,
+        status = host->watch(host->core, nic->channel->fd, EPOLLIN, verbs->on_channel, nic,
                              &nic->channel_watch, err);
     if (status == RDT_OK)
-        status = host->watch(host->core, nic->context->async_fd, EPOLLIN, rdti_verbs_on_async, nic,
+        status = host->watch(host->core, nic->context->async_fd, EPOLLIN, verbs->on_async, nic,
                              &nic->async_watch, err);
     for (uint32_t i = 0; status == RDT_OK && i < RDTI_VERBS_COUNTERS; i++)
         nic->counters[i] = read_counter(nic, i);
