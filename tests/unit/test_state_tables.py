@@ -16,7 +16,7 @@ ROOMS = ("memory", "endpoint", "slot", "message", "group", "api")  # of the core
 COLLECTIVE = "collectives/collective"
 # header of the table, header of the enum, file of the code's table, what states are called in C
 TABLES = [
-    ("endpoint/endpoint.h", "endpoint/endpoint.h", "endpoint/endpoint.c", "RDTI_EP_"),
+    ("endpoint/endpoint.h", "endpoint/endpoint.h", "endpoint/state.c", "RDTI_EP_"),
     ("memory/region.h", "memory/region_impl.h", "memory/region.c", "RDTI_REGION_"),
     ("group/group.h", "group/group_impl.h", "group/group_end.c", "RDTI_GROUP_"),
     ("message/request_impl.h", "message/request_impl.h", "message/request.c", "RDTI_REQUEST_"),
