@@ -16,7 +16,8 @@ from pathlib import Path
 from csrc_rooms import Rooms, read_rooms, report
 
 PUBLIC_HEADER = "rdmatensor.h"
-BASE = frozenset({"base", "wire"})
+WIRE = frozenset({"wire", "wire/endpoint", "wire/group"})
+BASE = frozenset({"base", "base/memory", "base/system", *WIRE})
 TRANSPORT = frozenset({*BASE, "transport"})
 PROCESS = frozenset({*TRANSPORT, "progress", "memory", "process"})
 GROUND = frozenset({*PROCESS, "connect"})
@@ -39,14 +40,18 @@ C10D = frozenset(
 ALLOWED: dict[str, frozenset[str]] = {
     "include": frozenset(),
     "base": frozenset(),
+    "base/memory": frozenset({"base"}),
+    "base/system": frozenset({"base"}),
     "wire": frozenset({"base"}),
+    "wire/endpoint": frozenset({"base", "wire"}),
+    "wire/group": frozenset({"base", "wire"}),
     "transport": BASE,
     "transport/shm": TRANSPORT,
     "transport/tcp": TRANSPORT,
     "transport/verbs/device": TRANSPORT,
     "transport/verbs/memory": frozenset({*TRANSPORT, "transport/verbs/device"}),
     "transport/verbs": frozenset({*TRANSPORT, "transport/verbs/device", "transport/verbs/memory"}),
-    "gpu": frozenset({"base"}),
+    "gpu": frozenset({"base", "base/memory", "base/system"}),
     "progress": TRANSPORT,
     "memory": frozenset({*TRANSPORT, "progress"}),
     "process": PROCESS,
@@ -61,7 +66,7 @@ ALLOWED: dict[str, frozenset[str]] = {
         | {"transport/shm", "transport/tcp", "transport/verbs"}
     ),
     **{room: frozenset({*BASE, *COLLECTIVES}) for room in COLLECTIVES},
-    **{room: frozenset({"wire", *COLLECTIVES, *C10D}) for room in C10D},
+    **{room: frozenset({*WIRE, *COLLECTIVES, *C10D}) for room in C10D},
 }
 # The rooms above the public header call its functions, whichever room defines them.
 ON_PUBLIC_HEADER = frozenset({*COLLECTIVES, *C10D})

@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/crypto.h"
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/system/fork.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "connect/listener.h"
@@ -20,7 +20,7 @@
 #include "slot/slot.h"
 #include "wire/blob.h"
 #include "wire/fields.h"
-#include "wire/stream.h"
+#include "wire/endpoint/stream.h"
 
 /* Defaults of struct rdt_context_opts. */
 #define DEFAULT_TIMEOUT_NS \

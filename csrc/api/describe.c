@@ -4,12 +4,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/copy.h"
-#include "base/cpu.h"
+#include "base/memory/copy.h"
+#include "base/system/cpu.h"
 #include "base/error.h"
 #include "base/json.h"
-#include "base/numa.h"
-#include "base/sockaddr.h"
+#include "base/memory/numa.h"
+#include "base/system/sockaddr.h"
 #include "connect/listener.h"
 #include "connect/netaddr.h"
 #include "endpoint/endpoint_impl.h"

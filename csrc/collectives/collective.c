@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The life of a collective: begun, driven by any thread that calls, ended or drained on error. */
 #include "base/clock.h"
-#include "base/cpu.h"
+#include "base/system/cpu.h"
 #include "base/error.h"
 #include "collectives/collective.h"
 #include "collectives/team/team.h"

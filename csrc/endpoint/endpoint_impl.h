@@ -11,7 +11,7 @@
 #include "endpoint/endpoint.h"
 #include "endpoint/protocol.h"
 #include "wire/blob.h"
-#include "wire/frame.h"
+#include "wire/endpoint/frame.h"
 
 /* In the inbox: a notification whose bytes were freed before they could be compared. */
 #define RDTI_INBOX_STALE UINT32_C(0xffffffff)

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/system/fork.h"
 #include "endpoint/endpoint.h"
 #include "endpoint/endpoint_impl.h"
 #include "process/process.h"

@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/system/fork.h"
 #include "endpoint/endpoint_impl.h"
 
 /* Passes over a transport at a goodbye, unless the transport says otherwise: each takes what a

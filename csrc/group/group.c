@@ -7,7 +7,7 @@
 
 #include "base/crypto.h"
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/system/fork.h"
 #include "endpoint/failures.h"
 #include "group/group_impl.h"
 #include "message/mailbox_impl.h"

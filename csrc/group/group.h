@@ -20,7 +20,7 @@
 #include "endpoint/protocol.h"
 #include "process/process.h"
 #include "rdmatensor.h"
-#include "wire/message.h"
+#include "wire/endpoint/message.h"
 
 struct rdti_groups;
 struct rdti_json;         /* base/json.h */

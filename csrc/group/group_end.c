@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/system/fork.h"
 #include "base/json.h"
 #include "base/text.h"
 #include "endpoint/endpoint.h"

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/copy.h"
+#include "base/memory/copy.h"
 #include "base/error.h"
 #include "group/group_impl.h"
 #include "message/checksum.h"

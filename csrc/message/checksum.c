@@ -13,7 +13,7 @@
 #include "message/request_impl.h"
 #include "wire/bytes.h"
 #include "wire/notify.h"
-#include "wire/sums.h"
+#include "wire/endpoint/sums.h"
 
 /* Sums of one message: 256 GiB of it, and 64 MiB of local memory. More is a flood. */
 #define OFFERED_SUMS_MAX (UINT32_C(1) << 24)

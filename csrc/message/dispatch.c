@@ -9,7 +9,7 @@
 #include "message/checksum.h"
 #include "message/mailbox_impl.h"
 #include "message/persistent.h"
-#include "wire/sums.h"
+#include "wire/endpoint/sums.h"
 
 static rdt_status
 broken(const struct rdti_mailbox *m, struct rdt_error *err, const char *how)

@@ -10,7 +10,7 @@
 #include "base/list.h"
 #include "message/match/buffer_pool.h"
 #include "rdmatensor.h"
-#include "wire/message.h"
+#include "wire/endpoint/message.h"
 
 struct rdti_mailbox;
 struct rdti_scope;

@@ -53,7 +53,7 @@
 
 #include "message/mailbox.h"
 #include "message/match/scope.h"
-#include "wire/message.h"
+#include "wire/endpoint/message.h"
 
 struct rdti_mailbox;
 struct rdti_request;

@@ -7,11 +7,11 @@
 #include <string.h>
 #include <sys/uio.h>
 
-#include "base/copy.h"
+#include "base/memory/copy.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/pages.h"
-#include "base/permit.h"
+#include "base/memory/pages.h"
+#include "base/system/permit.h"
 #include "message/checksum.h"
 #include "message/mailbox_impl.h"
 #include "message/request_impl.h"

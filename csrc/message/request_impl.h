@@ -11,7 +11,7 @@
 #include "message/mailboxes.h"
 #include "message/match/scope.h"
 #include "progress/transfer.h"
-#include "wire/message.h"
+#include "wire/endpoint/message.h"
 
 struct rdti_mailbox;
 struct rdti_rx_stream; /* message/persistent_impl.h */

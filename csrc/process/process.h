@@ -14,7 +14,7 @@
 #include "progress/transfer.h"
 #include "rdmatensor.h"
 #include "transport/transport.h"
-#include "wire/frame.h"
+#include "wire/endpoint/frame.h"
 #include "wire/handshake.h"
 
 /* Period of the check of set-up deadlines, and of the progress thread's heartbeats. */

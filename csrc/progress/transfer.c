@@ -6,9 +6,9 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
-#include "base/cpu.h"
+#include "base/system/cpu.h"
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/system/fork.h"
 #include "progress/trace.h"
 
 /* The hook's value after completion. Never the address of a transfer. */

@@ -16,11 +16,11 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/stream_copy.h"
+#include "base/memory/stream_copy.h"
 #include "collectives/board/board.h"
 #include "collectives/collective.h"
 #include "collectives/team/team.h"
-#include "wire/placement.h"
+#include "wire/group/placement.h"
 
 enum {
     BLOCK_BYTES = 16 *

@@ -10,7 +10,7 @@
 
 #include "base/list.h"
 #include "rdmatensor.h"
-#include "wire/message.h"
+#include "wire/endpoint/message.h"
 
 /* Objects of one size. */
 struct rdti_pool {

@@ -3,7 +3,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#include "base/fork.h"
+#include "base/system/fork.h"
 #include "transport/tcp/tcp.h"
 
 void

@@ -12,8 +12,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/fork.h"
-#include "base/sockaddr.h"
+#include "base/system/fork.h"
+#include "base/system/sockaddr.h"
 #include "transport/tcp/tcp.h"
 
 /* Seconds. Detects a machine that vanished while nothing is sent, for lanes without the core's

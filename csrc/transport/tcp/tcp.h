@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Inside the tcp transport: one lane is N sockets to one peer, driven by wire/stream.h.
+ * Inside the tcp transport: one lane is N sockets to one peer, driven by wire/endpoint/stream.h.
  *
  *   tcp.c    the table of operations, the pass over all lanes
  *   ends.c   completion of ops, the end of a lane
@@ -30,7 +30,7 @@
 #include "base/list.h"
 #include "transport/transport.h"
 #include "wire/handshake.h"
-#include "wire/stream.h"
+#include "wire/endpoint/stream.h"
 
 /* One core saturates a loopback socket, and two sockets only add switches between them
  * (bench/floor: 1 stream 5.3 GB/s, 4 streams no more). A NIC of 25 Gbit/s or more needs several

@@ -67,7 +67,7 @@
 #include "transport/transport.h"
 #include "transport/verbs/device/device.h"
 #include "transport/verbs/link.h"
-#include "wire/verbs.h"
+#include "wire/endpoint/verbs.h"
 
 struct rdti_verbs_lane;
 struct rdti_verbs_remote; /* keys.h */

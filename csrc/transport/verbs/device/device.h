@@ -18,7 +18,7 @@
 #include "transport/verbs/device/limits.h"
 #include "transport/verbs/device/settings.h"
 #include "transport/verbs/device/verbs_ops.h"
-#include "wire/verbs.h"
+#include "wire/endpoint/verbs.h"
 
 enum { RDTI_VERBS_COUNTERS = 5 };
 

@@ -6,7 +6,7 @@
 #include <assert.h>
 #include <stdint.h>
 
-#include "wire/verbs.h"
+#include "wire/endpoint/verbs.h"
 
 /* Work requests that one QP may have outstanding: at 92 ns per WQE a NIC takes 24 us for them, more
  * than a pass of the engine takes. On a device with a smaller limit, that limit. */

@@ -7,7 +7,7 @@
 #include <sys/epoll.h>
 
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/system/fork.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "transport/verbs/device/gid.h"

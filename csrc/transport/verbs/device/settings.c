@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "wire/verbs.h"
+#include "wire/endpoint/verbs.h"
 
 #define QPS_DEFAULT 1 /* one QP fills a link that one core can drive; rxe and bonds need more */
 
