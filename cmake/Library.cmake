@@ -77,5 +77,6 @@ if(NOT SKBUILD)
     set_target_properties(rdmatensor PROPERTIES SOVERSION ${abi_major})
     install(TARGETS rdmatensor LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT c)
     install(FILES "${RDMATENSOR_CSRC}/include/rdmatensor.h"
+                  "${RDMATENSOR_CSRC}/include/rdmatensor_ext.h"
             DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT c)
 endif()

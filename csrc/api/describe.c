@@ -14,6 +14,7 @@
 #include "connect/netaddr.h"
 #include "endpoint/endpoint_impl.h"
 #include "group/group.h"
+#include "rdmatensor_ext.h"
 
 #define NS_PER_S_DIGITS 9
 #define NS_PER_MS_DIGITS 6

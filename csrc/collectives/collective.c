@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "collectives/collective.h"
 #include "collectives/team/team.h"
+#include "rdmatensor_ext.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -8,6 +8,7 @@
 #include "collectives/collective.h"
 #include "collectives/select/cost.h"
 #include "collectives/team/team.h"
+#include "rdmatensor_ext.h"
 
 enum {
     COSTS_MAX_BYTES = 2048,

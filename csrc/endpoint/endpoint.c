@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "endpoint/endpoint_impl.h"
 #include "wire/notify.h"
+#include "rdmatensor_ext.h"
 
 /* User notifications that wait for rdt_endpoint_wait_notify(). A program that exceeds this number
  * never takes them. */

@@ -9,6 +9,7 @@
 #include "endpoint/endpoint.h"
 #include "endpoint/endpoint_impl.h"
 #include "process/process.h"
+#include "rdmatensor_ext.h"
 
 /* [driver] */
 static rdt_status

@@ -12,6 +12,7 @@
 #include "group/group_impl.h"
 #include "message/mailbox_impl.h"
 #include "wire/blob.h"
+#include "rdmatensor_ext.h"
 
 /* `source` of a message has 16 bits. */
 #define GROUP_SIZE_MAX 65535

@@ -16,6 +16,7 @@
 #include "message/mailbox_impl.h"
 #include "message/persistent.h"
 #include "message/request_impl.h"
+#include "rdmatensor_ext.h"
 
 /* The table of states in group.h; a test compares the two. "gone" is not among the code's
  * states. */

@@ -10,6 +10,7 @@
 #include "message/mailbox_impl.h"
 #include "message/persistent.h"
 #include "message/request_impl.h"
+#include "rdmatensor_ext.h"
 
 /* The caller gave up the handle of a receive that has not matched. */
 static void
@@ -295,7 +296,7 @@ no_memory(struct rdt_error *err)
 
 /* No receive has taken it. */
 static void
-cancel_local(struct rdti_request *send, const struct rdt_error *err)
+messages_cancel_local(struct rdti_request *send, const struct rdt_error *err)
 {
     send->arrival->self = NULL;
     rdti_arrival_drop(send->arrival, err);
@@ -333,7 +334,7 @@ send_local(rdt_group *group, uint64_t tag, const void *src, uint64_t len_bytes,
     }
     arrival->self = send;
     send->arrival = arrival;
-    send->cancel = cancel_local;
+    send->cancel = messages_cancel_local;
     send->state = RDTI_REQUEST_LOCAL;
     return RDT_OK;
 }

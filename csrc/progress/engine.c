@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "base/memory/memfd.h"
 #include "progress/engine_impl.h"
+#include "rdmatensor_ext.h"
 
 /* Number of attempts to take the lock before the thread sleeps in the kernel. */
 #ifdef __SANITIZE_THREAD__

@@ -26,7 +26,7 @@
 #include <stdint.h>
 
 #include "base/list.h"
-#include "rdmatensor.h"
+#include "rdmatensor_ext.h"
 #include "transport/transport.h"
 
 struct rdti_engine;

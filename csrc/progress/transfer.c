@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/system/fork.h"
 #include "progress/trace.h"
+#include "rdmatensor_ext.h"
 
 /* The hook's value after completion. Never the address of a transfer. */
 #define HOOK_DONE ((uintptr_t)1)

@@ -13,7 +13,10 @@ import rdmatensor
 ROOT = Path(__file__).parents[2]
 THREADING = (ROOT / "docs/threading.md").read_text(encoding="utf-8")
 OWNERSHIP = (ROOT / "docs/ownership.md").read_text(encoding="utf-8")
-HEADER = (ROOT / "csrc/include/rdmatensor.h").read_text(encoding="utf-8")
+HEADER = "".join(
+    (ROOT / "csrc/include" / name).read_text(encoding="utf-8")
+    for name in ("rdmatensor.h", "rdmatensor_ext.h")
+)
 BOTH = pytest.mark.parametrize("document", [THREADING, OWNERSHIP], ids=["threading", "ownership"])
 
 

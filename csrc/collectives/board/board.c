@@ -11,6 +11,7 @@
 #include "base/memory/stream_copy.h"
 #include "collectives/collective.h"
 #include "collectives/team/team.h"
+#include "rdmatensor_ext.h"
 
 enum {
     /* Received data is written by non-temporal stores from half of the last-level cache on, or from

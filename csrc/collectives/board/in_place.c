@@ -21,6 +21,7 @@
 #include "collectives/collective.h"
 #include "collectives/team/team.h"
 #include "wire/group/placement.h"
+#include "rdmatensor_ext.h"
 
 enum {
     BLOCK_BYTES = 16 *

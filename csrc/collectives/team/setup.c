@@ -10,6 +10,7 @@
 #include "collectives/select/cost_exchange.h"
 #include "collectives/team/team.h"
 #include "wire/group/founding.h"
+#include "rdmatensor_ext.h"
 
 /* In addition to the tags of schedules, which have bit 63 set and bit 62 clear. */
 #define TAG_FOUNDING (UINT64_C(3) << 62)

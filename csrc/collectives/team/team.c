@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "collectives/collective.h"
 #include "collectives/select/cost.h"
+#include "rdmatensor_ext.h"
 
 static void
 destroy(struct rdti_team *team)

@@ -8,7 +8,7 @@
 
 #include "group/group_impl.h"
 #include "harness.h"
-#include "rdmatensor.h"
+#include "rdmatensor_ext.h"
 #include "sim/sim.h"
 
 #define RIG_RANKS_MAX 4

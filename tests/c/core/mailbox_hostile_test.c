@@ -5,6 +5,7 @@
 #include "message/persistent.h"
 #include "message/request_impl.h"
 #include "wire/notify.h"
+#include "rdmatensor_ext.h"
 
 TEST(lies_about_lengths_and_members)
 {

@@ -5,6 +5,7 @@
 
 #include "core/stand_rig.h"
 #include "message/persistent_impl.h"
+#include "rdmatensor_ext.h"
 
 /* Goes into its place over every path; 64 KiB itself do over verbs only. */
 #define PLACED (RDTI_KEYED_MIN_BYTES + 1)

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "core/group_rig.h"
 #include "message/mailbox_impl.h"
+#include "rdmatensor_ext.h"
 
 /* The ring under test, exactly as long as the mailbox believes, so that a read past it is found. */
 struct prey {
