@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A link that breaks while others continue: stopped, drained, reported by DOWN, settled (the table
- * in verbs.h). All [driver]. */
+ * in lane.h). All [driver]. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -33,7 +33,7 @@ has_trouble(const struct rdti_verbs_lane *lane)
 static bool
 wants_more(const struct rdti_verbs_lane *lane, uint32_t work)
 {
-    /* relaxed: hints that the lock orders, see verbs.h, or this thread's own; seq_cst: see rides()
+    /* relaxed: hints that the lock orders, see lane.h, or this thread's own; seq_cst: see rides()
      * in tx.c */
     return rdti_verbs_phase_of(lane) != RDTI_VERBS_READY ||
            (work > 0 && atomic_load_explicit(&lane->has_queued, memory_order_relaxed)) ||
