@@ -93,4 +93,5 @@ configure_file("${CMAKE_CURRENT_SOURCE_DIR}/cmake/_build_stamp.py.in"
 install(TARGETS ${modules} LIBRARY DESTINATION ${RDMATENSOR_INSTALL_DIR} COMPONENT python)
 install(FILES "${CMAKE_CURRENT_BINARY_DIR}/_build_stamp.py"
         DESTINATION ${RDMATENSOR_INSTALL_DIR} COMPONENT python)
-install(FILES "${ffi_header}" DESTINATION ${RDMATENSOR_INSTALL_DIR}/include COMPONENT python)
+install(FILES "${ffi_header}" "${RDMATENSOR_CSRC}/include/rdmatensor_ext.h"
+        DESTINATION ${RDMATENSOR_INSTALL_DIR}/include COMPONENT python)

@@ -60,7 +60,7 @@ _MEANINGS = {
     "failovers": "peers that moved to tcp because the path over RDMA was lost",
     "wait_s": "time that threads spent waiting for transfers, for data and for room at peers",
 }
-# The first of these files that a device has; csrc/transport/verbs/nic.c reads the same.
+# The first of these files that a device has; csrc/transport/verbs/device/nic.c reads the same.
 _DEVICE_COUNTERS = {
     "retries": ("completer_retry_err", "roce_adp_retrans", "tx_retransmits"),
     "out_of_sequence": ("out_of_seq_request", "out_of_sequence", "packet_seq_err"),

@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/crypto.h"
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/system/fork.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "connect/listener.h"
@@ -16,10 +16,11 @@
 #include "group/group.h"
 #include "message/checksum.h"
 #include "message/mailbox.h"
+#include "message/mailboxes.h"
 #include "slot/slot.h"
 #include "wire/blob.h"
 #include "wire/fields.h"
-#include "wire/stream.h"
+#include "wire/endpoint/stream.h"
 
 /* Defaults of struct rdt_context_opts. */
 #define DEFAULT_TIMEOUT_NS \
@@ -186,6 +187,7 @@ free_context(rdt_context *ctx)
     close_transports(ctx);
     if (ctx->groups != NULL)
         (void)rdti_groups_destroy(ctx->groups, NULL);
+    rdti_mailboxes_destroy(ctx->mailboxes);
     rdti_transfer_pool_destroy(ctx->pool);
     if (ctx->arena != NULL)
         rdti_arena_keep_all(ctx->arena); /* quarantine ends with the context, its bytes do not */
@@ -227,6 +229,8 @@ build_context(rdt_context *ctx, struct rdt_error *err)
     }
     if (status == RDT_OK)
         status = rdti_transfer_pool_create(ctx->engine, ctx->opts.timeout_ns, &ctx->pool, err);
+    if (status == RDT_OK)
+        status = rdti_mailboxes_create(ctx, &rdti_group_sink, &ctx->mailboxes, err);
     if (status == RDT_OK)
         status = rdti_groups_create(ctx, &ctx->groups, err);
     if (status != RDT_OK)

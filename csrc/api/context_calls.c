@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "progress/trace.h"
+#include "rdmatensor_ext.h"
 
 uint32_t
 rdt_context_linger(rdt_context *ctx, uint64_t since_ns, uint32_t look)

@@ -4,16 +4,17 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/copy.h"
-#include "base/cpu.h"
+#include "base/memory/copy.h"
+#include "base/system/cpu.h"
 #include "base/error.h"
 #include "base/json.h"
-#include "base/numa.h"
-#include "base/sockaddr.h"
+#include "base/memory/numa.h"
+#include "base/system/sockaddr.h"
 #include "connect/listener.h"
 #include "connect/netaddr.h"
 #include "endpoint/endpoint_impl.h"
 #include "group/group.h"
+#include "rdmatensor_ext.h"
 
 #define NS_PER_S_DIGITS 9
 #define NS_PER_MS_DIGITS 6

@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/exception.h>
 
 #include "c10d/backend.hpp"
+#include "rdmatensor_ext.h"
 
 namespace rdmatensor
 {

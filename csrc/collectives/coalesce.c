@@ -8,6 +8,7 @@
 
 #include "collectives/collective.h"
 #include "collectives/team/team.h"
+#include "rdmatensor_ext.h"
 
 enum {
     MEMORY_ALIGNMENT = 64, /* a cache line, and the widest vector */

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The life of a collective: begun, driven by any thread that calls, ended or drained on error. */
 #include "base/clock.h"
-#include "base/cpu.h"
+#include "base/system/cpu.h"
 #include "base/error.h"
 #include "collectives/collective.h"
 #include "collectives/persistent.h"
 #include "collectives/team/team.h"
+#include "rdmatensor_ext.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -9,6 +9,7 @@
 #include "collectives/select/choice.h"
 #include "collectives/select/cost.h"
 #include "collectives/team/team.h"
+#include "rdmatensor_ext.h"
 
 enum {
     COSTS_MAX_BYTES = 2048,

@@ -9,8 +9,9 @@
 #include "base/error.h"
 #include "collectives/board/in_place.h"
 #include "collectives/team/team.h"
+#include "rdmatensor_ext.h"
 #include "wire/bytes.h"
-#include "wire/placement.h"
+#include "wire/group/placement.h"
 
 enum state { EXCHANGING, IDLE, RUNNING, FAILED };
 

@@ -13,7 +13,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/system/fork.h"
 #include "base/log.h"
 
 /* Descriptors that arrived and were not taken yet. A peer sends four at set-up, then one per

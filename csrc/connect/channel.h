@@ -1,5 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 The side channel: frames (wire/frame.h) over an authenticated
- * stream socket, with descriptors over Unix sockets. A peer's death is detected by its end: the
+/* SPDX-License-Identifier: Apache-2.0
+ * The side channel: frames (wire/endpoint/frame.h) over an authenticated stream socket, with
+ * descriptors over Unix sockets. A peer's death is detected by its end: the
  * error of on_end is RDT_EPEER if and only if the socket has ended. */
 #ifndef RDTI_CONNECT_CHANNEL_H
 #define RDTI_CONNECT_CHANNEL_H
@@ -10,7 +11,7 @@
 
 #include "progress/engine.h"
 #include "rdmatensor.h"
-#include "wire/frame.h"
+#include "wire/endpoint/frame.h"
 
 struct rdti_channel;
 

@@ -16,9 +16,9 @@
 #include "base/clock.h"
 #include "base/crypto.h"
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/system/fork.h"
 #include "base/log.h"
-#include "base/sockaddr.h"
+#include "base/system/sockaddr.h"
 #include "base/text.h"
 #include "connect/netaddr.h"
 

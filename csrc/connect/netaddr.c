@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "base/sockaddr.h"
+#include "base/system/sockaddr.h"
 
 void
 rdti_address_text(const struct sockaddr *addr, char *buf, size_t cap)

@@ -2,7 +2,6 @@
  * Endpoints in use: posting and arrivals. Set-up is in setup*.c, the end in close.c. */
 #include "endpoint/endpoint.h"
 
-#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,37 +9,11 @@
 #include "base/error.h"
 #include "endpoint/endpoint_impl.h"
 #include "wire/notify.h"
+#include "rdmatensor_ext.h"
 
 /* User notifications that wait for rdt_endpoint_wait_notify(). A program that exceeds this number
  * never takes them. */
 #define INBOX_MAX 65536
-
-enum rdti_endpoint_state
-rdti_endpoint_get_state(const rdt_endpoint *ep)
-{
-    /* seq_cst: pairs with rdti_endpoint_set_state(), see rdti_endpoint_post(). */
-    return (enum rdti_endpoint_state)atomic_load_explicit(&ep->state, memory_order_seq_cst);
-}
-
-/* The table of states in endpoint.h; a test compares the two. */
-static const uint32_t may_become[] = {
-    [RDTI_EP_CONNECTING] = 1u << RDTI_EP_READY | 1u << RDTI_EP_FAILED | 1u << RDTI_EP_LEFT,
-    [RDTI_EP_READY] = 1u << RDTI_EP_FAILED | 1u << RDTI_EP_LEFT | 1u << RDTI_EP_CLOSING,
-    [RDTI_EP_CLOSING] = 1u << RDTI_EP_LEFT | 1u << RDTI_EP_FAILED,
-    [RDTI_EP_LEFT] = 0,
-    [RDTI_EP_FAILED] = 0,
-};
-
-void
-rdti_endpoint_set_state(rdt_endpoint *ep, enum rdti_endpoint_state state)
-{
-    const bool is_legal = (may_become[rdti_endpoint_get_state(ep)] & 1u << state) != 0;
-
-    assert(is_legal);
-    (void)is_legal;
-    atomic_store_explicit(&ep->state, state, memory_order_seq_cst);
-    rdti_engine_wake(ep->ctx->engine);
-}
 
 rdt_context *
 rdti_endpoint_context(const rdt_endpoint *ep)
@@ -58,12 +31,6 @@ bool
 rdti_endpoint_is_fallback(const rdt_endpoint *ep)
 {
     return ep->lane != NULL && ep->lane->is_fallback;
-}
-
-int32_t
-rdti_endpoint_rank(const rdt_endpoint *ep)
-{
-    return atomic_load_explicit(&ep->rank, memory_order_relaxed); /* for messages */
 }
 
 const char *
@@ -109,81 +76,19 @@ rdti_endpoint_own_ring(rdt_endpoint *ep)
 }
 
 bool
-rdti_endpoint_is_ended(const rdt_endpoint *ep)
-{
-    const enum rdti_endpoint_state state = rdti_endpoint_get_state(ep);
-
-    return state == RDTI_EP_LEFT || state == RDTI_EP_FAILED;
-}
-
-bool
 rdti_endpoint_is_half_ready(const rdt_endpoint *ep)
 {
     return ep->setup != NULL && ep->setup->said_ready && !rdti_endpoint_is_ended(ep);
 }
 
 rdt_status
-rdti_endpoint_error(const rdt_endpoint *ep, struct rdt_error *err)
-{
-    if (rdti_endpoint_is_ended(ep))
-        return rdti_error_copy(err, &ep->error);
-    if (rdti_endpoint_get_state(ep) == RDTI_EP_CLOSING)
-        return rdti_error_set_rank(err, RDT_ECLOSED, rdti_endpoint_rank(ep),
-                                   "the endpoint to rank %d was closed here",
-                                   (int)rdti_endpoint_rank(ep));
-    return RDT_OK;
-}
-
-rdt_status
 rdti_endpoint_trouble(const rdt_endpoint *ep, struct rdt_error *err)
 {
-    const enum rdti_endpoint_state state = rdti_endpoint_get_state(ep);
+    const enum rdti_endpoint_state state = rdti_endpoint_state_of(ep);
 
     if (state == RDTI_EP_FAILED || (state == RDTI_EP_LEFT && ep->error.status == RDT_EPEER))
         return rdti_error_copy(err, &ep->error);
     return ep->lane_broken_ns != 0 ? rdti_error_copy(err, &ep->lane_error) : RDT_OK;
-}
-
-uint64_t
-rdti_endpoint_silence_ns(const rdt_endpoint *ep)
-{
-    const uint64_t now_ns = rdti_now_ns();
-    /* While this process was stopped, the peers may have been stopped as well: their silence counts
-     * from its return. */
-    uint64_t heard_ns = ep->ctx->resumed_ns;
-
-    if (rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING && ep->setup->begun_ns > heard_ns)
-        heard_ns = ep->setup->begun_ns;
-    if (ep->channel != NULL && rdti_channel_last_heard_ns(ep->channel) > heard_ns)
-        heard_ns = rdti_channel_last_heard_ns(ep->channel);
-    return now_ns > heard_ns ? now_ns - heard_ns : 0;
-}
-
-void
-rdti_endpoint_hear(rdt_endpoint *ep)
-{
-    if (ep->channel != NULL)
-        rdti_channel_drain(ep->channel);
-}
-
-rdt_endpoint *
-rdti_endpoint_find(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
-{
-    for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next) {
-        rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
-        const enum rdti_endpoint_state state = rdti_endpoint_get_state(ep);
-        if ((state == RDTI_EP_CONNECTING || state == RDTI_EP_READY) && ep->goodbye_ns == 0 &&
-            memcmp(ep->uuid, uuid, RDT_UUID_BYTES) == 0)
-            return ep;
-    }
-    return NULL;
-}
-
-void
-rdti_endpoint_ref(rdt_endpoint *ep)
-{
-    ep->is_close_due = false;
-    ep->refs++;
 }
 
 void
@@ -209,7 +114,7 @@ rdti_endpoint_watch_flag(rdt_endpoint *ep, struct rdti_flag *flag)
 bool
 rdti_endpoint_hold(rdt_endpoint *ep)
 {
-    const enum rdti_endpoint_state state = rdti_endpoint_get_state(ep);
+    const enum rdti_endpoint_state state = rdti_endpoint_state_of(ep);
 
     if (state != RDTI_EP_CONNECTING && state != RDTI_EP_READY)
         return false;
@@ -269,7 +174,7 @@ post_slowly(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *err)
     rdt_status status = RDT_OK;
 
     rdti_engine_enter(ep->ctx->engine);
-    switch (rdti_endpoint_get_state(ep)) {
+    switch (rdti_endpoint_state_of(ep)) {
     case RDTI_EP_READY: /* it became READY meanwhile, and what was queued has gone out before */
     case RDTI_EP_CLOSING:
         if (is_moving(ep))
@@ -347,10 +252,10 @@ rdti_endpoint_post(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *e
     /* seq_cst, both: either this thread sees that the endpoint has ended, or bury() sees this user
      * of the lane. */
     (void)atomic_fetch_add_explicit(&ep->lane_users, 1, memory_order_seq_cst);
-    if (has_lane(rdti_endpoint_get_state(ep)) && !is_moving(ep)) {
+    if (has_lane(rdti_endpoint_state_of(ep)) && !is_moving(ep)) {
         status = give_to_lane(ep, &t->op, err);
         (void)atomic_fetch_sub_explicit(&ep->lane_users, 1, memory_order_seq_cst);
-        if (!has_lane(rdti_endpoint_get_state(ep)) || is_moving(ep))
+        if (!has_lane(rdti_endpoint_state_of(ep)) || is_moving(ep))
             rdti_engine_poke(ep->ctx->engine); /* bury() or the failover waits for this thread */
         if (!is_of_lane(status))
             return status;
@@ -511,7 +416,7 @@ rdti_endpoint_on_notify(rdt_endpoint *ep, uint32_t notification)
         return;
     rdti_error_init(&err, rdti_endpoint_rank(ep));
     const enum rdti_notify_kind kind = rdti_notify_parse(notification, &value, &epoch);
-    if (kind != RDTI_NOTIFY_IS_PROBE && rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING &&
+    if (kind != RDTI_NOTIFY_IS_PROBE && rdti_endpoint_state_of(ep) == RDTI_EP_CONNECTING &&
         rdti_path_on_early(ep, &err) != RDT_OK) {
         rdti_endpoint_on_lane_error(ep, &err);
         return;
@@ -541,7 +446,7 @@ rdti_endpoint_on_notify(rdt_endpoint *ep, uint32_t notification)
                                      (int)rdti_endpoint_rank(ep), notification);
         break;
     }
-    if (status != RDT_OK && rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING)
+    if (status != RDT_OK && rdti_endpoint_state_of(ep) == RDTI_EP_CONNECTING)
         rdti_endpoint_on_lane_error(ep, &err); /* another path may work */
     else if (status != RDT_OK)
         rdti_endpoint_fail(ep, &err, status == RDT_EPROTO); /* else the fault is local */
@@ -567,28 +472,4 @@ rdti_endpoint_on_summed(rdt_endpoint *ep, uint32_t notification, bool is_stale,
                                    "rank %d sent sums with the notification 0x%x",
                                    (int)rdti_endpoint_rank(ep), notification);
     }
-}
-
-void
-rdti_endpoint_on_lane_error(rdt_endpoint *ep, const struct rdt_error *err)
-{
-    if (rdti_endpoint_is_ended(ep) || ep->lane_broken_ns != 0)
-        return;
-    ep->lane_error = *err;
-    ep->lane_broken_ns = rdti_now_ns();
-    ep->ctx->has_core_work = true;
-}
-
-void
-rdti_context_recount_local(rdt_context *ctx)
-{
-    uint32_t count = 1;
-
-    for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next) {
-        const rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
-        if (rdti_endpoint_get_state(ep) == RDTI_EP_READY && ep->is_local)
-            count++;
-    }
-    rdti_engine_set_local_ranks(ctx->engine,
-                                ctx->opts.local_ranks > count ? ctx->opts.local_ranks : count);
 }

@@ -37,7 +37,7 @@
 #include "process/process.h"
 #include "progress/transfer.h"
 #include "rdmatensor.h"
-#include "wire/frame.h"
+#include "wire/endpoint/frame.h"
 
 /* The inbound ring that set-up allocates and describes to the peer. */
 #define RDTI_RING_SMALL_BYTES 4096

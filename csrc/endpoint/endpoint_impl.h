@@ -11,7 +11,7 @@
 #include "endpoint/endpoint.h"
 #include "endpoint/protocol.h"
 #include "wire/blob.h"
-#include "wire/frame.h"
+#include "wire/endpoint/frame.h"
 
 /* In the inbox: a notification whose bytes were freed before they could be compared. */
 #define RDTI_INBOX_STALE UINT32_C(0xffffffff)
@@ -50,7 +50,19 @@ struct rdti_setup {
  * regions freed until its peer has gone can follow. */
 #define RDTI_FORGONE_MAX 16
 
-struct rdti_failover; /* failover.c */
+/* The move to another lane, while it is under way (failover.c). */
+struct rdti_failover {
+    struct rdti_lane *lane; /* tcp; NULL until the local half is made */
+    struct rdti_offer peer_offer;
+    struct rdt_error why;
+    uint64_t begun_ns;
+    uint64_t deadline_ns;
+    uint64_t patience_ns;
+    uint64_t peer_delivered;
+    bool is_fenced;
+    bool has_move_in;
+    bool is_lane_ready;
+};
 
 struct rdt_endpoint {
     struct rdti_list link; /* ctx->endpoints */
@@ -122,6 +134,13 @@ struct rdt_endpoint {
 };
 
 /* relaxed: the rank is for messages, see rdti_endpoint_rank(). */
+static inline enum rdti_endpoint_state
+rdti_endpoint_state_of(const rdt_endpoint *ep)
+{
+    /* seq_cst: pairs with rdti_endpoint_set_state(), see rdti_endpoint_post(). */
+    return (enum rdti_endpoint_state)atomic_load_explicit(&ep->state, memory_order_seq_cst);
+}
+
 static inline void
 rdti_endpoint_set_rank(rdt_endpoint *ep, int32_t rank)
 {
@@ -142,7 +161,7 @@ rdti_endpoint_set_transport_id(rdt_endpoint *ep, uint32_t transport)
     atomic_store_explicit(&ep->transport_id, transport, memory_order_relaxed);
 }
 
-/* endpoint.c: in use; close.c: the end */
+/* endpoint.c: in use; close.c: the end; state.c: fail() and the like of endpoint.h */
 void rdti_endpoint_set_state(rdt_endpoint *ep, enum rdti_endpoint_state state);
 void rdti_endpoint_on_notify(rdt_endpoint *ep, uint32_t notification);
 /* The peer's process is gone, or it uses no local memory any more. */
@@ -172,6 +191,14 @@ void rdti_endpoint_leave(rdt_endpoint *ep);
 void rdti_endpoint_hear_last_words(rdt_endpoint *ep, bool may_use_on);
 /* Ends lane and channel, completing the lane's ops with err. */
 void rdti_endpoint_release_path(rdt_endpoint *ep, const struct rdt_error *err);
+/* [driver] Bounded: a thread that keeps writing would keep the lane busy for ever. */
+void rdti_endpoint_advance_goodbye(rdt_endpoint *ep);
+/* Says goodbye once the endpoint is idle; ends it when the peer answered or the linger is over. */
+void rdti_endpoint_advance_closing(rdt_endpoint *ep);
+/* Returns true while there is something to wait for that no arrival and no call announces. */
+bool rdti_endpoint_advance_lingering(rdt_endpoint *ep);
+
+/* advance.c */
 /* The engine's poller of the core: ends, goodbyes, acknowledgements. state is the context. */
 uint32_t rdti_endpoints_poll(void *state);
 /* [driver] No handle is left and the last words have gone out; it waits for the peer to be done
@@ -182,10 +209,16 @@ bool rdti_endpoint_is_only_lingering(const rdt_endpoint *ep);
 void rdti_endpoints_abandon(rdt_context *ctx);
 bool rdti_endpoints_need_epoll(void *state);
 
-/* setup.c */
-extern const struct rdti_handshake_events rdti_path_handshake_events;
+/* state.c */
 void rdti_path_end_setup(rdt_endpoint *ep);
 void rdti_path_drop_pidfd(rdt_endpoint *ep);
+/* Takes what the peer wrote before its goodbye, or its death. It lies in place already
+ * and must not be missed because the side channel was polled first. [driver], outside of a
+ * transport's poll. */
+void rdti_endpoint_take_arrivals(rdt_endpoint *ep);
+
+/* setup.c */
+extern const struct rdti_handshake_events rdti_path_handshake_events;
 
 /* setup_probe.c */
 rdt_status rdti_path_on_probe(rdt_endpoint *ep, struct rdt_error *err);
@@ -204,9 +237,6 @@ rdt_status rdti_path_on_ready_frame(rdt_endpoint *ep, struct rdt_error *err);
 /* The channel ended while CONNECTING: try the next place. */
 void rdti_path_channel_lost(rdt_endpoint *ep, const struct rdt_error *err);
 
-/* setup_probe.c: gives queued ops to the lane. The state, or is_moving, keeps others out before. */
-void rdti_path_flush_pending(rdt_endpoint *ep);
-
 /* failover.c: another lane takes the place of a lost one. All [driver]. */
 /* READY is near: remember what a later lane needs. */
 void rdti_failover_prepare(rdt_endpoint *ep);
@@ -216,7 +246,13 @@ void rdti_failover_on_fenced(rdt_endpoint *ep, uint64_t delivered, const struct 
 rdt_status rdti_failover_on_move(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
                                  struct rdt_error *err);
 /* The lane that is to replace the old one, or NULL. */
-struct rdti_lane *rdti_failover_lane(const rdt_endpoint *ep);
+static inline struct rdti_lane *
+rdti_failover_lane(const rdt_endpoint *ep)
+{
+    return ep->failover != NULL ? ep->failover->lane : NULL;
+}
+/* Gives queued ops to the lane. The state, or is_moving, keeps others out before. */
+void rdti_path_flush_pending(rdt_endpoint *ep);
 void rdti_failover_on_lane_ready(rdt_endpoint *ep);
 void rdti_failover_on_lane_error(rdt_endpoint *ep, const struct rdt_error *err);
 /* Advances a failover that is under way. True: a thread is inside the old lane. */
@@ -230,10 +266,6 @@ void rdti_path_tick(void *arg);
 
 /* frames.c: the side channel's frames once it is authenticated. */
 extern const struct rdti_channel_events rdti_endpoint_channel_events;
-/* frames.c: takes what the peer wrote before its goodbye, or its death. It lies in place already
- * and must not be missed because the side channel was polled first. [driver], outside of a
- * transport's poll. */
-void rdti_endpoint_take_arrivals(rdt_endpoint *ep);
 /* frames.c: append to a list of revocations that grows within bounds. */
 rdt_status rdti_endpoint_push_revoke(struct rdti_revoke **list, uint32_t *count, uint32_t *cap,
                                      const struct rdti_revoke *revoke);

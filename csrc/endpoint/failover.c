@@ -21,7 +21,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/sockaddr.h"
+#include "base/system/sockaddr.h"
 #include "base/text.h"
 #include "endpoint/endpoint_impl.h"
 #include "endpoint/failures.h"
@@ -29,19 +29,6 @@
 /* Least time for a move, from the fence or MOVE, whichever is first; never less than a peer may be
  * silent. A dead peer is found earlier, by its side channel or its silence. */
 #define MOVE_LEAST_NS UINT64_C(10000000000)
-
-struct rdti_failover {
-    struct rdti_lane *lane; /* tcp; NULL until the local half is made */
-    struct rdti_offer peer_offer;
-    struct rdt_error why;
-    uint64_t begun_ns;
-    uint64_t deadline_ns;
-    uint64_t patience_ns;
-    uint64_t peer_delivered;
-    bool is_fenced;
-    bool has_move_in;
-    bool is_lane_ready;
-};
 
 static bool
 allows_tcp(uint32_t force, uint32_t require)
@@ -74,12 +61,6 @@ rdti_failover_may(const rdt_endpoint *ep)
 
     return ep->may_fail_over && !ep->has_moved && ep->channel != NULL && !ep->said_goodbye &&
            ep->lane_broken_ns == 0 && (state == RDTI_EP_READY || state == RDTI_EP_CLOSING);
-}
-
-struct rdti_lane *
-rdti_failover_lane(const rdt_endpoint *ep)
-{
-    return ep->failover != NULL ? ep->failover->lane : NULL;
 }
 
 static struct rdti_failover *
@@ -254,6 +235,22 @@ struct collected {
     rdt_status status;
     struct rdt_error err;
 };
+
+void
+rdti_path_flush_pending(rdt_endpoint *ep)
+{
+    struct rdti_list *node;
+
+    while ((node = rdti_list_take_first(&ep->pending)) != NULL) {
+        struct rdti_op *op = RDTI_CONTAINER(node, struct rdti_op, link);
+        struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
+        const rdt_status status = op->kind == RDTI_OP_WRITE
+                                      ? ep->lane->transport->write(ep->lane, op, &err)
+                                      : ep->lane->transport->read(ep->lane, op, &err);
+        if (status != RDT_OK)
+            op->complete(op, status, &err);
+    }
+}
 
 static struct rdti_op *
 bare_notification(struct collected *all, uint32_t notify)

@@ -11,24 +11,6 @@
 /* Revocations that may be open at once between two processes. An index is used again only after its
  * answers, so that a peer that keeps to the protocol never has more. */
 #define REVOKES_MAX (RDTI_REGION_INDEX_MAX + 1)
-/* Passes over a transport at a goodbye, unless the transport says otherwise: each takes what a
- * whole ring holds, and there is one ring a peer. */
-#define ARRIVAL_PASSES 16
-
-void
-rdti_endpoint_take_arrivals(rdt_endpoint *ep)
-{
-    const struct rdti_lane *next = rdti_failover_lane(ep); /* the peer has moved already */
-    const uint32_t id = next != NULL ? next->transport->id : rdti_endpoint_transport_id(ep);
-    const struct rdti_found *found = &ep->ctx->found[id];
-    const uint32_t own = id == RDT_TRANSPORT_AUTO ? 0 : found->transport->caps.arrival_passes;
-    const uint32_t passes = own != 0 ? own : ARRIVAL_PASSES;
-
-    /* Bounded: the peer writes nothing more, but other lanes of the transport may. */
-    for (uint32_t i = 0; i < passes && ep->lane != NULL && found->transport->poll(found->state) > 0;
-         i++)
-        continue;
-}
 
 static rdt_status
 on_death(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struct rdt_error *err)

@@ -5,10 +5,11 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/system/fork.h"
 #include "endpoint/endpoint.h"
 #include "endpoint/endpoint_impl.h"
 #include "process/process.h"
+#include "rdmatensor_ext.h"
 
 /* [driver] */
 static rdt_status

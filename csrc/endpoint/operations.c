@@ -5,7 +5,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/system/fork.h"
 #include "base/range.h"
 #include "endpoint/endpoint_impl.h"
 #include "wire/notify.h"

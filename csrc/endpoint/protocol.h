@@ -10,7 +10,7 @@
 #include "process/process.h"
 #include "progress/transfer.h"
 #include "rdmatensor.h"
-#include "wire/frame.h"
+#include "wire/endpoint/frame.h"
 #include "wire/notify.h"
 
 /* The order of attach, on_ready, on_ended and detach. */

@@ -24,9 +24,9 @@
 #include "base/clock.h"
 #include "base/crypto.h"
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/system/fork.h"
 #include "base/log.h"
-#include "base/sockaddr.h"
+#include "base/system/sockaddr.h"
 #include "base/text.h"
 #include "endpoint/setup.h"
 
@@ -49,29 +49,7 @@ rdti_path_note(rdt_endpoint *ep, const char *text)
                        used > 0 ? "; " : "", text);
 }
 
-/* ---- Start and end of set-up -------------------------------------------------------------- */
-
-void
-rdti_path_end_setup(rdt_endpoint *ep)
-{
-    if (ep->setup == NULL)
-        return;
-    rdti_handshake_cancel(ep->setup->handshake);
-    free(ep->setup);
-    ep->setup = NULL;
-}
-
-void
-rdti_path_drop_pidfd(rdt_endpoint *ep)
-{
-    if (ep->pidfd < 0)
-        return;
-    rdti_engine_unwatch(ep->ctx->engine, ep->pidfd_watch);
-    ep->pidfd_watch = NULL;
-    rdti_fork_close_remove(ep->pidfd);
-    (void)close(ep->pidfd);
-    ep->pidfd = -1;
-}
+/* ---- The endpoint -------------------------------------------------------------------------- */
 
 static rdt_status
 attach_protocols(rdt_endpoint *ep, struct rdt_error *err)

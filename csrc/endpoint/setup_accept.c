@@ -5,7 +5,7 @@
 
 #include "base/crypto.h"
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/system/fork.h"
 #include "endpoint/failures.h"
 #include "endpoint/setup.h"
 

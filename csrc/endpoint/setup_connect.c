@@ -8,7 +8,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/sockaddr.h"
+#include "base/system/sockaddr.h"
 #include "base/text.h"
 #include "connect/listener.h"
 #include "connect/netaddr.h"

@@ -5,7 +5,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/sockaddr.h"
+#include "base/system/sockaddr.h"
 #include "base/text.h"
 #include "connect/listener.h"
 #include "endpoint/failures.h"
@@ -214,22 +214,6 @@ rdti_path_on_path_failed(rdt_endpoint *ep, const uint8_t *payload, uint32_t payl
     if (!fails_floor(ep, &why))
         rdti_path_abandon(ep, &why);
     return RDT_OK;
-}
-
-void
-rdti_path_flush_pending(rdt_endpoint *ep)
-{
-    struct rdti_list *node;
-
-    while ((node = rdti_list_take_first(&ep->pending)) != NULL) {
-        struct rdti_op *op = RDTI_CONTAINER(node, struct rdti_op, link);
-        struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
-        const rdt_status status = op->kind == RDTI_OP_WRITE
-                                      ? ep->lane->transport->write(ep->lane, op, &err)
-                                      : ep->lane->transport->read(ep->lane, op, &err);
-        if (status != RDT_OK)
-            op->complete(op, status, &err);
-    }
 }
 
 /* Whether the pair should have had a better path: verbs was tried and given up, or both have shared

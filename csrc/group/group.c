@@ -1,21 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Groups: members and their endpoints. How a group ends is group_end.c. */
-#include "endpoint/failures.h"
 #include "group/group.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/crypto.h"
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/system/fork.h"
+#include "endpoint/failures.h"
 #include "group/group_impl.h"
 #include "message/mailbox_impl.h"
 #include "wire/blob.h"
+#include "rdmatensor_ext.h"
 
-#define REQUESTS_KEEP 1024
-#define ARRIVALS_KEEP 1024
 /* `source` of a message has 16 bits. */
 #define GROUP_SIZE_MAX 65535
 
@@ -30,13 +28,7 @@ rdti_groups_create(rdt_context *ctx, struct rdti_groups **out, struct rdt_error 
         return rdti_error_set(err, RDT_ENOMEM, 0, "a table of groups of %zu bytes",
                               sizeof(*groups));
     groups->ctx = ctx;
-    for (uint32_t i = 0; i < RDTI_GROUP_BUCKETS; i++)
-        rdti_list_init(&groups->buckets[i]);
     rdti_list_init(&groups->all);
-    rdti_list_init(&groups->mailboxes);
-    rdti_pool_init(&groups->requests, sizeof(struct rdti_request), REQUESTS_KEEP);
-    rdti_pool_init(&groups->arrivals, sizeof(struct rdti_arrival), ARRIVALS_KEEP);
-    rdti_parcels_init(&groups->parcels, ctx->engine);
     *out = groups;
     return RDT_OK;
 }
@@ -59,22 +51,11 @@ rdti_groups_check_empty(struct rdti_groups *groups, struct rdt_error *err)
 rdt_status
 rdti_groups_destroy(struct rdti_groups *groups, struct rdt_error *err)
 {
-    struct rdti_list *node;
-
     if (groups == NULL)
         return RDT_OK;
     const rdt_status status = rdti_groups_check_empty(groups, err);
     if (status != RDT_OK)
         return status;
-    /* Left over: mailboxes whose task never ran again. */
-    while ((node = rdti_list_take_first(&groups->mailboxes)) != NULL) {
-        struct rdti_mailbox *m = RDTI_CONTAINER(node, struct rdti_mailbox, link);
-        free(m->ids);
-        free(m);
-    }
-    rdti_pool_clear(&groups->requests);
-    rdti_pool_clear(&groups->arrivals);
-    rdti_parcels_clear(&groups->parcels);
     free(groups);
     return RDT_OK;
 }
@@ -82,14 +63,9 @@ rdti_groups_destroy(struct rdti_groups *groups, struct rdt_error *err)
 rdt_group *
 rdti_groups_find(struct rdti_groups *groups, uint64_t id)
 {
-    struct rdti_list *bucket = &groups->buckets[id % RDTI_GROUP_BUCKETS];
+    struct rdti_scope *scope = rdti_scope_find(groups->ctx->mailboxes, id);
 
-    for (struct rdti_list *node = bucket->next; node != bucket; node = node->next) {
-        rdt_group *group = RDTI_CONTAINER(node, rdt_group, bucket);
-        if (group->id == id)
-            return group;
-    }
-    return NULL;
+    return scope != NULL ? rdti_group_of(scope) : NULL;
 }
 
 const struct rdti_gone *
@@ -105,29 +81,10 @@ rdti_groups_find_gone(const struct rdti_groups *groups, uint64_t id)
 }
 
 int32_t
-rdti_group_global_rank(const rdt_group *group, uint32_t rank)
-{
-    return group->global_ranks != NULL ? group->global_ranks[rank] : (int32_t)rank;
-}
-
-int32_t
 rdt_group_global_rank(const rdt_group *group, uint32_t rank)
 {
-    return rank < group->size ? rdti_group_global_rank(group, rank) : RDT_RANK_UNKNOWN;
-}
-
-struct rdti_rank_name
-rdti_group_rank_name(const rdt_group *group, uint32_t rank)
-{
-    const int32_t global_rank = rdti_group_global_rank(group, rank);
-    struct rdti_rank_name name;
-
-    if (global_rank == (int32_t)rank)
-        (void)snprintf(name.text, sizeof(name.text), "rank %u", rank);
-    else
-        (void)snprintf(name.text, sizeof(name.text), "rank %u (global rank %d)", rank,
-                       (int)global_rank);
-    return name;
+    return rank < group->scope.size ? rdti_scope_global_rank(&group->scope, rank)
+                                    : RDT_RANK_UNKNOWN;
 }
 
 /* ---- Members ----------------------------------------------------------------------------- */
@@ -137,21 +94,21 @@ static rdt_status
 note_identity(rdt_group *group, uint32_t rank, const uint8_t *bytes, size_t len_bytes,
               struct rdt_error *err)
 {
-    struct rdti_member *member = &group->members[rank];
+    struct rdti_member *member = &group->scope.members[rank];
     struct rdti_blob blob;
     const rdt_status status = rdti_blob_decode(bytes, len_bytes, &blob, err);
 
     if (status != RDT_OK)
         return status;
-    rdti_engine_enter(group->ctx->engine);
+    rdti_engine_enter(group->scope.ctx->engine);
     memcpy(member->uuid, blob.uuid, RDT_UUID_BYTES);
     member->has_uuid = true;
-    const struct rdti_obituary *news = rdti_context_find_obituary(group->ctx, blob.uuid);
+    const struct rdti_obituary *news = rdti_context_find_obituary(group->scope.ctx, blob.uuid);
     if (news != NULL)
         rdti_groups_on_death(group->groups, news);
     const rdt_status broken =
         group->state != RDTI_GROUP_LIVE ? rdti_error_copy(err, &group->error) : RDT_OK;
-    rdti_engine_leave(group->ctx->engine);
+    rdti_engine_leave(group->scope.ctx->engine);
     return broken;
 }
 
@@ -168,14 +125,14 @@ get_blob(rdt_group *group, uint32_t rank, uint8_t blob[RDT_BLOB_MAX_BYTES], size
         return RDT_OK;
     if (why.message[0] == '\0')
         (void)rdti_error_set(&why, status, 0, "the address of %s did not come",
-                             rdti_group_rank_name(group, rank).text);
+                             rdti_scope_rank_name(&group->scope, rank).text);
     why.status = status;
     if (status == RDT_ETIMEDOUT) {
         if (why.peer_rank == RDT_RANK_UNKNOWN)
-            why.peer_rank = rdti_group_global_rank(group, rank);
-        rdti_engine_enter(group->ctx->engine);
+            why.peer_rank = rdti_scope_global_rank(&group->scope, rank);
+        rdti_engine_enter(group->scope.ctx->engine);
         group->suspect = why;
-        rdti_engine_leave(group->ctx->engine);
+        rdti_engine_leave(group->scope.ctx->engine);
     }
     if (err != NULL)
         *err = why;
@@ -189,7 +146,7 @@ open_member(rdt_group *group, uint32_t rank, struct rdt_error *err)
 {
     const struct rdt_endpoint_opts opts = {
         .struct_size = sizeof(opts),
-        .peer_rank = rdti_group_global_rank(group, rank),
+        .peer_rank = rdti_scope_global_rank(&group->scope, rank),
         .timeout_ns = rdt_group_timeout(group),
         .job_id = group->job_id,
     };
@@ -201,21 +158,21 @@ open_member(rdt_group *group, uint32_t rank, struct rdt_error *err)
     if (status == RDT_OK)
         status = note_identity(group, rank, blob, len_bytes, err);
     if (status == RDT_OK)
-        status = rdt_endpoint_open(group->ctx, blob, len_bytes, &opts, &ep, err);
+        status = rdt_endpoint_open(group->scope.ctx, blob, len_bytes, &opts, &ep, err);
     if (status != RDT_OK)
         return status;
-    rdti_engine_enter(group->ctx->engine);
-    const bool is_new = group->members[rank].ep == NULL;
+    rdti_engine_enter(group->scope.ctx->engine);
+    const bool is_new = group->scope.members[rank].ep == NULL;
     rdti_member_hold(group, rank, ep);
     if (is_new)
-        rdti_mailbox_show_interest(rdti_mailbox_of(ep), group->id, group->rank);
-    if (group->members[rank].ep == NULL) { /* it has ended already */
+        rdti_mailbox_show_interest(rdti_mailbox_of(ep), group->scope.id, group->scope.rank);
+    if (group->scope.members[rank].ep == NULL) { /* it has ended already */
         status = rdti_endpoint_error(ep, err);
         status = status != RDT_OK ? status
                                   : rdti_error_set(err, RDT_ECLOSED, 0, "the endpoint is closing");
     }
     rdt_endpoint_close(ep); /* the group has its own reference, or had one */
-    rdti_engine_leave(group->ctx->engine);
+    rdti_engine_leave(group->scope.ctx->engine);
     return status;
 }
 
@@ -224,19 +181,21 @@ static uint32_t
 find_missing(const rdt_group *group, uint32_t peer)
 {
     if (peer != RDT_SOURCE_ANY)
-        return peer == group->rank || group->members[peer].ep != NULL ? group->size : peer;
-    if (group->opened == group->size - 1)
-        return group->size;
-    for (uint32_t i = 0; i < group->size; i++)
-        if (i != group->rank && group->members[i].ep == NULL)
+        return peer == group->scope.rank || group->scope.members[peer].ep != NULL
+                   ? group->scope.size
+                   : peer;
+    if (group->opened == group->scope.size - 1)
+        return group->scope.size;
+    for (uint32_t i = 0; i < group->scope.size; i++)
+        if (i != group->scope.rank && group->scope.members[i].ep == NULL)
             return i;
-    return group->size;
+    return group->scope.size;
 }
 
 rdt_status
 rdti_group_enter(rdt_group *group, uint32_t peer, struct rdt_error *err)
 {
-    struct rdti_engine *engine = group->ctx->engine;
+    struct rdti_engine *engine = group->scope.ctx->engine;
     const bool is_task = rdti_engine_is_driver(engine);
     rdt_status status = RDT_OK;
 
@@ -245,14 +204,14 @@ rdti_group_enter(rdt_group *group, uint32_t peer, struct rdt_error *err)
         const uint32_t missing = find_missing(group, peer);
         if (group->state != RDTI_GROUP_LIVE)
             status = rdti_error_copy(err, &group->error);
-        else if (missing == group->size)
+        else if (missing == group->scope.size)
             return RDT_OK;
         else if (is_task)
             status = rdti_error_set_rank(
-                err, RDT_EAGAIN, rdti_group_global_rank(group, missing),
+                err, RDT_EAGAIN, rdti_scope_global_rank(&group->scope, missing),
                 "the endpoint of %s is not open, and a task must not wait for its address: "
                 "call rdt_group_endpoint() first",
-                rdti_group_rank_name(group, missing).text);
+                rdti_scope_rank_name(&group->scope, missing).text);
         rdti_engine_leave(engine);
         if (status == RDT_OK)
             status = open_member(group, missing, err);
@@ -264,20 +223,20 @@ rdti_group_enter(rdt_group *group, uint32_t peer, struct rdt_error *err)
 static rdt_status
 left_error(const rdt_group *group, uint32_t rank, struct rdt_error *err)
 {
-    return rdti_endpoint_error(group->members[rank].ep, err);
+    return rdti_endpoint_error(group->scope.members[rank].ep, err);
 }
 
 rdt_status
 rdti_group_can_receive(rdt_group *group, uint32_t src, struct rdt_error *err)
 {
-    if (src == group->rank)
+    if (src == group->scope.rank)
         return RDT_OK;
     if (src != RDT_SOURCE_ANY)
         return left_error(group, src, err);
-    for (uint32_t i = 0; i < group->size; i++)
-        if (i != group->rank && !rdti_endpoint_is_ended(group->members[i].ep))
+    for (uint32_t i = 0; i < group->scope.size; i++)
+        if (i != group->scope.rank && !rdti_endpoint_is_ended(group->scope.members[i].ep))
             return RDT_OK;
-    return group->size == 1 ? RDT_OK : left_error(group, group->rank == 0 ? 1 : 0, err);
+    return group->scope.size == 1 ? RDT_OK : left_error(group, group->scope.rank == 0 ? 1 : 0, err);
 }
 
 /* ---- Creation ---------------------------------------------------------------------------- */
@@ -321,11 +280,11 @@ check_opts(const struct rdt_group_opts *opts, struct rdt_error *err)
 static void
 free_group(rdt_group *group)
 {
-    free(group->name);
+    free(group->scope.name);
     free(group->job_id);
-    free(group->global_ranks);
-    free(group->members);
-    rdti_matcher_clear(&group->matcher);
+    free(group->scope.global_ranks);
+    free(group->scope.members);
+    rdti_matcher_clear(&group->scope.matcher);
     free(group);
 }
 
@@ -337,33 +296,36 @@ new_group(rdt_context *ctx, const struct rdt_group_opts *opts, rdt_group **out,
 
     if (group == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "a group of %zu bytes", sizeof(*group));
-    rdt_status status = rdti_matcher_init(&group->matcher, err);
+    rdt_status status = rdti_matcher_init(&group->scope.matcher, err);
     if (status != RDT_OK) {
         free(group);
         return status;
     }
-    group->ctx = ctx;
+    group->scope.ctx = ctx;
+    group->scope.mailboxes = ctx->mailboxes;
+    group->scope.is_live = true;
     group->groups = ctx->groups;
-    group->rank = opts->rank;
-    group->size = opts->size;
-    group->name = strdup(opts->name);
+    group->scope.rank = opts->rank;
+    group->scope.size = opts->size;
+    group->scope.name = strdup(opts->name);
     group->job_id = strdup(opts->job_id);
-    group->members = calloc(opts->size, sizeof(*group->members));
+    group->scope.members = calloc(opts->size, sizeof(*group->scope.members));
     if (opts->global_ranks != NULL)
-        group->global_ranks = malloc(sizeof(*group->global_ranks) * opts->size);
-    if (group->name == NULL || group->job_id == NULL || group->members == NULL ||
-        (opts->global_ranks != NULL && group->global_ranks == NULL)) {
+        group->scope.global_ranks = malloc(sizeof(*group->scope.global_ranks) * opts->size);
+    if (group->scope.name == NULL || group->job_id == NULL || group->scope.members == NULL ||
+        (opts->global_ranks != NULL && group->scope.global_ranks == NULL)) {
         free_group(group);
         return rdti_error_set(err, RDT_ENOMEM, 0, "a group of %u members", opts->size);
     }
     if (opts->global_ranks != NULL)
-        memcpy(group->global_ranks, opts->global_ranks, sizeof(*group->global_ranks) * opts->size);
-    group->id = make_id(opts->job_id, opts->name);
+        memcpy(group->scope.global_ranks, opts->global_ranks,
+               sizeof(*group->scope.global_ranks) * opts->size);
+    group->scope.id = make_id(opts->job_id, opts->name);
     group->blob = opts->blob;
     group->blob_arg = opts->blob_arg;
-    group->refs = 1;
-    rdti_list_init(&group->requests);
-    rdti_list_init(&group->arrivals);
+    group->scope.refs = 1;
+    rdti_list_init(&group->scope.requests);
+    rdti_list_init(&group->scope.arrivals);
     rdt_group_set_timeout(group, opts->timeout_ns);
     *out = group;
     return RDT_OK;
@@ -375,11 +337,11 @@ catch_up_with(rdt_group *group, struct rdti_mailbox *m)
     rdti_group_adopt(group, &m->orphans);
     for (uint32_t i = 0; i < RDTI_INTERESTS; i++) {
         struct rdti_interest *interest = &m->interests[i];
-        if (interest->group_id != group->id || m->has_ended)
+        if (interest->group_id != group->scope.id || m->has_ended)
             continue;
         struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
         interest->group_id = 0;
-        if (rdti_groups_on_interest(group->groups, m, group->id, interest->source, &err) != RDT_OK)
+        if (rdti_group_on_interest(m, group->scope.id, interest->source, &err) != RDT_OK)
             rdti_endpoint_fail(m->ep, &err, false);
     }
 }
@@ -389,15 +351,15 @@ static void
 catch_up(rdt_group *group)
 {
     struct rdti_groups *groups = group->groups;
+    struct rdti_list *all = &groups->ctx->mailboxes->all;
     const uint32_t known =
         groups->early_count < RDTI_ABORTS_EARLY ? groups->early_count : RDTI_ABORTS_EARLY;
 
-    for (struct rdti_list *node = groups->mailboxes.next; node != &groups->mailboxes;
-         node = node->next)
+    for (struct rdti_list *node = all->next; node != all; node = node->next)
         catch_up_with(group, RDTI_CONTAINER(node, struct rdti_mailbox, link));
     for (uint32_t i = 0; i < known; i++) {
         const struct rdti_abort abort = groups->early[i];
-        if (abort.group_id == group->id)
+        if (abort.group_id == group->scope.id)
             rdti_groups_on_abort(groups, &abort, NULL);
     }
 }
@@ -418,14 +380,14 @@ rdt_group_create(rdt_context *ctx, const struct rdt_group_opts *opts, rdt_group 
     if (status != RDT_OK)
         return status;
     rdti_engine_enter(ctx->engine);
-    if (rdti_groups_find(ctx->groups, group->id) != NULL) {
+    if (rdti_groups_find(ctx->groups, group->scope.id) != NULL) {
         rdti_engine_leave(ctx->engine);
         status = rdti_error_set(err, RDT_EINVAL, 0,
                                 "group_create: a group of the name '%s' lives already", opts->name);
         free_group(group);
         return status;
     }
-    rdti_list_append(&ctx->groups->buckets[group->id % RDTI_GROUP_BUCKETS], &group->bucket);
+    rdti_scope_add(&group->scope);
     rdti_list_append(&ctx->groups->all, &group->link);
     ctx->groups->live_count++;
     catch_up(group);
@@ -435,10 +397,10 @@ rdt_group_create(rdt_context *ctx, const struct rdt_group_opts *opts, rdt_group 
 }
 
 void
-rdti_group_unref(rdt_group *group)
+rdti_group_free(struct rdti_scope *scope)
 {
-    if (--group->refs > 0)
-        return;
+    rdt_group *group = rdti_group_of(scope);
+
     rdti_list_remove(&group->link);
     free_group(group);
 }
@@ -448,20 +410,20 @@ rdt_group_retain(rdt_group *group)
 {
     if (rdti_in_forked_child()) /* a thread of the parent may have held the lock */
         return;
-    rdti_engine_enter(group->ctx->engine);
-    group->refs++;
-    rdti_engine_leave(group->ctx->engine);
+    rdti_engine_enter(group->scope.ctx->engine);
+    group->scope.refs++;
+    rdti_engine_leave(group->scope.ctx->engine);
 }
 
 void
 rdt_group_release(rdt_group *group)
 {
-    struct rdti_engine *engine = group->ctx->engine;
+    struct rdti_engine *engine = group->scope.ctx->engine;
 
     if (rdti_in_forked_child())
         return;
     rdti_engine_enter(engine);
-    rdti_group_unref(group);
+    rdti_scope_unref(&group->scope);
     rdti_engine_leave(engine);
 }
 
@@ -470,19 +432,19 @@ rdt_group_release(rdt_group *group)
 uint32_t
 rdt_group_rank(const rdt_group *group)
 {
-    return group->rank;
+    return group->scope.rank;
 }
 
 uint32_t
 rdt_group_size(const rdt_group *group)
 {
-    return group->size;
+    return group->scope.size;
 }
 
 rdt_context *
 rdt_group_context(rdt_group *group)
 {
-    return group->ctx;
+    return group->scope.ctx;
 }
 
 void
@@ -491,7 +453,8 @@ rdt_group_set_timeout(rdt_group *group, uint64_t timeout_ns)
     const bool is_default = timeout_ns == 0 || timeout_ns == RDT_TIMEOUT_DEFAULT;
 
     /* relaxed, all three: a number of its own */
-    atomic_store_explicit(&group->timeout_ns, is_default ? group->ctx->opts.timeout_ns : timeout_ns,
+    atomic_store_explicit(&group->timeout_ns,
+                          is_default ? group->scope.ctx->opts.timeout_ns : timeout_ns,
                           memory_order_relaxed);
 }
 
@@ -510,19 +473,20 @@ rdt_group_next_sequence(rdt_group *group)
 rdt_status
 rdt_group_attach(rdt_group *group, void *state, void (*detach)(void *state), struct rdt_error *err)
 {
-    rdt_status status = rdti_context_check(group->ctx, "group_attach", err);
+    rdt_status status = rdti_context_check(group->scope.ctx, "group_attach", err);
 
     if (status != RDT_OK)
         return status;
-    rdti_engine_enter(group->ctx->engine);
+    rdti_engine_enter(group->scope.ctx->engine);
     if (atomic_load_explicit(&group->attached, memory_order_relaxed) != 0) {
-        status = rdti_error_set(err, RDT_EBUSY, 0, "group_attach: '%s' has a state", group->name);
+        status =
+            rdti_error_set(err, RDT_EBUSY, 0, "group_attach: '%s' has a state", group->scope.name);
     } else {
         group->detach = detach;
         /* release: pairs with rdt_group_attached() */
         atomic_store_explicit(&group->attached, (uintptr_t)state, memory_order_release);
     }
-    rdti_engine_leave(group->ctx->engine);
+    rdti_engine_leave(group->scope.ctx->engine);
     return status;
 }
 
@@ -538,16 +502,16 @@ rdt_group_endpoint(rdt_group *group, uint32_t rank, rdt_endpoint **out, struct r
 {
     if (group == NULL || out == NULL)
         return rdti_error_set(err, RDT_EINVAL, 0, "group_endpoint: the group or out is NULL");
-    rdt_status status = rdti_context_check(group->ctx, "group_endpoint", err);
-    if (status == RDT_OK && (rank >= group->size || rank == group->rank))
+    rdt_status status = rdti_context_check(group->scope.ctx, "group_endpoint", err);
+    if (status == RDT_OK && (rank >= group->scope.size || rank == group->scope.rank))
         status =
             rdti_error_set(err, RDT_EINVAL, 0, "group_endpoint: rank %u, but this is rank %u of %u",
-                           rank, group->rank, group->size);
+                           rank, group->scope.rank, group->scope.size);
     if (status == RDT_OK)
         status = rdti_group_enter(group, rank, err);
     if (status != RDT_OK)
         return status;
-    *out = group->members[rank].ep;
-    rdti_engine_leave(group->ctx->engine);
+    *out = group->scope.members[rank].ep;
+    rdti_engine_leave(group->scope.ctx->engine);
     return RDT_OK;
 }

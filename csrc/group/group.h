@@ -20,12 +20,14 @@
 #include "endpoint/protocol.h"
 #include "process/process.h"
 #include "rdmatensor.h"
-#include "wire/message.h"
+#include "wire/endpoint/message.h"
 
 struct rdti_groups;
-struct rdti_json; /* base/json.h */
+struct rdti_json;         /* base/json.h */
+struct rdti_message_sink; /* message/mailboxes.h */
 
 extern const struct rdti_membership rdti_group_membership; /* membership.c */
+extern const struct rdti_message_sink rdti_group_sink;     /* membership.c */
 
 rdt_status rdti_groups_create(rdt_context *ctx, struct rdti_groups **out, struct rdt_error *err);
 /* RDT_EBUSY while a group lives. */

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/system/fork.h"
 #include "base/json.h"
 #include "base/text.h"
 #include "endpoint/endpoint.h"
@@ -15,6 +15,8 @@
 #include "group/group_impl.h"
 #include "message/mailbox_impl.h"
 #include "message/persistent.h"
+#include "message/request_impl.h"
+#include "rdmatensor_ext.h"
 
 /* The table of states in group.h; a test compares the two. "gone" is not among the code's
  * states. */
@@ -32,6 +34,7 @@ become(rdt_group *group, enum rdti_group_state state)
     assert(is_legal);
     (void)is_legal;
     group->state = state;
+    group->scope.is_live = state == RDTI_GROUP_LIVE;
 }
 
 /* [driver] Ends all operations with this error. */
@@ -41,15 +44,17 @@ end_operations(rdt_group *group, const struct rdt_error *err)
     struct rdti_list seen;
 
     rdti_list_init(&seen);
-    while (!rdti_list_is_empty(&group->requests)) { /* one may end others */
-        struct rdti_list *node = rdti_list_take_first(&group->requests);
+    while (!rdti_list_is_empty(&group->scope.requests)) { /* one may end others */
+        struct rdti_list *node = rdti_list_take_first(&group->scope.requests);
         rdti_list_append(&seen, node);
-        rdti_request_cancel(RDTI_CONTAINER(node, struct rdti_request, group_link), err);
+        rdti_request_cancel(RDTI_CONTAINER(node, struct rdti_request, scope_link), err);
     }
-    rdti_list_splice(&group->requests, &seen); /* those that have yet to let go of their buffers */
-    rdti_stand_end_group(group);
-    while (!rdti_list_is_empty(&group->arrivals))
-        rdti_arrival_drop(RDTI_CONTAINER(group->arrivals.next, struct rdti_arrival, group_link),
+    rdti_list_splice(&group->scope.requests,
+                     &seen); /* those that have yet to let go of their buffers */
+    rdti_stand_end_group(&group->scope);
+    while (!rdti_list_is_empty(&group->scope.arrivals))
+        rdti_arrival_drop(RDTI_CONTAINER(group->scope.arrivals.next, struct rdti_arrival,
+                                         scope_link),
                           err);
 }
 
@@ -74,7 +79,7 @@ break_group(rdt_group *group, uint32_t broken_by, const struct rdt_error *err)
 static void
 describe_abort(const rdt_group *group, struct rdti_abort *out)
 {
-    *out = (struct rdti_abort){.group_id = group->id, .rank = group->error.peer_rank};
+    *out = (struct rdti_abort){.group_id = group->scope.id, .rank = group->error.peer_rank};
     rdti_text_copy(out->reason, sizeof(out->reason), group->error.message);
 }
 
@@ -90,15 +95,15 @@ send_abort(rdt_endpoint *ep, const struct rdti_abort *abort)
 static rdt_endpoint *
 find_path(const rdt_group *group, uint32_t rank)
 {
-    rdt_endpoint *ep = group->members[rank].ep;
-    struct rdti_list *all = &group->groups->mailboxes;
+    rdt_endpoint *ep = group->scope.members[rank].ep;
+    struct rdti_list *all = &group->groups->ctx->mailboxes->all;
 
     if (ep != NULL)
         return rdti_endpoint_get_state(ep) == RDTI_EP_READY ? ep : NULL;
     for (struct rdti_list *node = all->next; node != all; node = node->next) {
         const struct rdti_mailbox *m = RDTI_CONTAINER(node, struct rdti_mailbox, link);
         if (m->is_ready && !m->has_ended && rdti_endpoint_get_state(m->ep) == RDTI_EP_READY &&
-            rdti_endpoint_rank(m->ep) == rdti_group_global_rank(group, rank) &&
+            rdti_endpoint_rank(m->ep) == rdti_scope_global_rank(&group->scope, rank) &&
             strcmp(rdti_endpoint_job_id(m->ep), group->job_id) == 0)
             return m->ep;
     }
@@ -111,9 +116,9 @@ rdti_group_spread_abort(rdt_group *group, const rdt_endpoint *source)
     struct rdti_abort abort;
 
     describe_abort(group, &abort);
-    for (uint32_t i = 0; i < group->size; i++) {
-        struct rdti_member *member = &group->members[i];
-        if (i == group->rank || member->has_heard)
+    for (uint32_t i = 0; i < group->scope.size; i++) {
+        struct rdti_member *member = &group->scope.members[i];
+        if (i == group->scope.rank || member->has_heard)
             continue;
         rdt_endpoint *ep = find_path(group, i);
         if (ep == NULL)
@@ -150,8 +155,8 @@ rdti_groups_tell_gone(const struct rdti_gone *gone, struct rdti_mailbox *m)
 static void
 tell_half_ready(const rdt_group *group, const struct rdti_abort *abort)
 {
-    for (uint32_t i = 0; i < group->size; i++) {
-        const struct rdti_member *member = &group->members[i];
+    for (uint32_t i = 0; i < group->scope.size; i++) {
+        const struct rdti_member *member = &group->scope.members[i];
         if (member->ep != NULL && !member->has_heard && rdti_endpoint_is_half_ready(member->ep))
             send_abort(member->ep, abort);
     }
@@ -166,18 +171,18 @@ rdt_group_destroy(rdt_group *group)
 
     if (group == NULL || rdti_in_forked_child())
         return;
-    rdt_context *ctx = group->ctx;
+    rdt_context *ctx = group->scope.ctx;
     struct rdti_groups *groups = ctx->groups;
     void (*const group_detach)(void *state) = group->detach; /* outlive the group */
     void *const attached = rdt_group_attached(group);
-    (void)rdti_error_set(&err, RDT_ECANCELED, 0, "the group '%s' was destroyed", group->name);
+    (void)rdti_error_set(&err, RDT_ECANCELED, 0, "the group '%s' was destroyed", group->scope.name);
     rdti_engine_enter(ctx->engine);
     const bool was_broken = group->state == RDTI_GROUP_BROKEN;
     become(group, RDTI_GROUP_DESTROYED);
-    rdti_list_remove(&group->bucket);
+    rdti_scope_remove(&group->scope);
     groups->live_count--;
     struct rdti_gone *gone = &groups->gone[groups->gone_count++ % RDTI_GROUPS_GONE];
-    *gone = (struct rdti_gone){.group_id = group->id};
+    *gone = (struct rdti_gone){.group_id = group->scope.id};
     if (was_broken) {
         describe_abort(group, &gone->abort);
         tell_half_ready(group, &gone->abort);
@@ -185,11 +190,11 @@ rdt_group_destroy(rdt_group *group)
         group->error = err;
     }
     end_operations(group, &err);
-    for (uint32_t i = 0; i < group->size; i++) {
-        rdt_endpoint_close(group->members[i].ep);
-        group->members[i].ep = NULL;
+    for (uint32_t i = 0; i < group->scope.size; i++) {
+        rdt_endpoint_close(group->scope.members[i].ep);
+        group->scope.members[i].ep = NULL;
     }
-    rdti_group_unref(group);
+    rdti_scope_unref(&group->scope);
     rdti_engine_leave(ctx->engine);
     if (attached != NULL)
         group_detach(attached);
@@ -199,14 +204,14 @@ rdt_group_destroy(rdt_group *group)
 static uint32_t
 find_member(const rdt_group *group, const uint8_t uuid[RDT_UUID_BYTES])
 {
-    for (uint32_t i = 0; i < group->size; i++) {
-        const struct rdti_member *member = &group->members[i];
+    for (uint32_t i = 0; i < group->scope.size; i++) {
+        const struct rdti_member *member = &group->scope.members[i];
         if ((member->has_uuid && memcmp(member->uuid, uuid, RDT_UUID_BYTES) == 0) ||
             (member->ep != NULL &&
              memcmp(rdti_endpoint_uuid(member->ep), uuid, RDT_UUID_BYTES) == 0))
             return i;
     }
-    return group->size;
+    return group->scope.size;
 }
 
 /* "rank 1 (global rank 2) died: ..." */
@@ -214,7 +219,7 @@ static void
 obituary_error(const rdt_group *group, uint32_t rank, const struct rdti_obituary *news,
                struct rdt_error *err)
 {
-    const int32_t global_rank = rdti_group_global_rank(group, rank);
+    const int32_t global_rank = rdti_scope_global_rank(&group->scope, rank);
     const char *reason = news->reason;
     char prefix[48];
 
@@ -222,14 +227,7 @@ obituary_error(const rdt_group *group, uint32_t rank, const struct rdti_obituary
     if (strncmp(reason, prefix, strlen(prefix)) == 0)
         reason += strlen(prefix);
     (void)rdti_error_set_rank(err, RDT_EPEER, global_rank, "%s died: %s",
-                              rdti_group_rank_name(group, rank).text, reason);
-}
-
-void
-rdti_group_note_cause(rdt_group *group, const struct rdt_error *err)
-{
-    if (group->cause.status == RDT_OK)
-        group->cause = *err;
+                              rdti_scope_rank_name(&group->scope, rank).text, reason);
 }
 
 /* [driver] A member left by itself: operations that need it end, the rest of the group goes on. */
@@ -238,12 +236,12 @@ on_member_left(rdt_group *group, uint32_t rank, const struct rdt_error *err)
 {
     bool is_anybody_left = false;
 
-    rdti_group_note_cause(group, err);
+    rdti_scope_note_cause(&group->scope, err);
     rdti_group_end_receives(group, rank, err);
-    for (uint32_t i = 0; i < group->size; i++)
-        is_anybody_left |=
-            i != group->rank && i != rank &&
-            (group->members[i].ep == NULL || !rdti_endpoint_is_ended(group->members[i].ep));
+    for (uint32_t i = 0; i < group->scope.size; i++)
+        is_anybody_left |= i != group->scope.rank && i != rank &&
+                           (group->scope.members[i].ep == NULL ||
+                            !rdti_endpoint_is_ended(group->scope.members[i].ep));
     if (!is_anybody_left)
         rdti_group_end_receives(group, RDT_SOURCE_ANY, err);
 }
@@ -254,7 +252,7 @@ rdti_groups_rank_count(const struct rdti_groups *groups)
     uint64_t count = 0;
 
     for (const struct rdti_list *node = groups->all.next; node != &groups->all; node = node->next)
-        count += RDTI_CONTAINER(node, const rdt_group, link)->size;
+        count += RDTI_CONTAINER(node, const rdt_group, link)->scope.size;
     return count;
 }
 
@@ -266,11 +264,11 @@ rdti_groups_on_death(struct rdti_groups *groups, const struct rdti_obituary *new
         struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
         next = node->next;
         const bool is_destroyed = group->state == RDTI_GROUP_DESTROYED;
-        const uint32_t rank = is_destroyed ? group->size : find_member(group, news->uuid);
-        if (rank == group->size)
+        const uint32_t rank = is_destroyed ? group->scope.size : find_member(group, news->uuid);
+        if (rank == group->scope.size)
             continue;
         obituary_error(group, rank, news, &err);
-        group->refs++; /* its requests end */
+        group->scope.refs++; /* its requests end */
         if (group->state == RDTI_GROUP_LIVE) {
             break_group(group, RDT_BROKEN_BY_LOSS, &err);
             /* members that do not know the process by its uuid yet */
@@ -281,7 +279,7 @@ rdti_groups_on_death(struct rdti_groups *groups, const struct rdti_obituary *new
             atomic_store_explicit(&group->broken_by, RDT_BROKEN_BY_LOSS, memory_order_relaxed);
         }
         next = node->next;
-        rdti_group_unref(group);
+        rdti_scope_unref(&group->scope);
     }
 }
 
@@ -290,8 +288,8 @@ rdti_groups_on_left(struct rdti_groups *groups, rdt_endpoint *ep, const struct r
 {
     for (struct rdti_list *node = groups->all.next; node != &groups->all; node = node->next) {
         rdt_group *group = RDTI_CONTAINER(node, rdt_group, link);
-        for (uint32_t i = 0; group->state != RDTI_GROUP_DESTROYED && i < group->size; i++)
-            if (group->members[i].ep == ep)
+        for (uint32_t i = 0; group->state != RDTI_GROUP_DESTROYED && i < group->scope.size; i++)
+            if (group->scope.members[i].ep == ep)
                 on_member_left(group, i, err);
     }
 }
@@ -319,13 +317,13 @@ rdti_groups_on_abort(struct rdti_groups *groups, const struct rdti_abort *abort,
 static bool
 find_lost_member(const rdt_group *group, struct rdt_error *err)
 {
-    for (uint32_t i = 0; i < group->size; i++) {
+    for (uint32_t i = 0; i < group->scope.size; i++) {
         struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
-        if (group->members[i].ep == NULL ||
-            rdti_endpoint_trouble(group->members[i].ep, &why) == RDT_OK)
+        if (group->scope.members[i].ep == NULL ||
+            rdti_endpoint_trouble(group->scope.members[i].ep, &why) == RDT_OK)
             continue;
-        (void)rdti_error_set_rank(err, RDT_EPEER, rdti_group_global_rank(group, i),
-                                  "%s is lost: %s", rdti_group_rank_name(group, i).text,
+        (void)rdti_error_set_rank(err, RDT_EPEER, rdti_scope_global_rank(&group->scope, i),
+                                  "%s is lost: %s", rdti_scope_rank_name(&group->scope, i).text,
                                   why.message);
         return true;
     }
@@ -342,13 +340,13 @@ find_cause(const rdt_group *group, struct rdt_error *err)
         *err = group->error; /* others have reported it, perhaps a moment ago */
         return broken_by_of(group);
     }
-    if (group->cause.status != RDT_OK)
-        *err = group->cause;
-    if (group->cause.status != RDT_OK || find_lost_member(group, err))
+    if (group->scope.cause.status != RDT_OK)
+        *err = group->scope.cause;
+    if (group->scope.cause.status != RDT_OK || find_lost_member(group, err))
         return RDT_BROKEN_BY_LOSS;
-    if (group->refusal.status == RDT_OK)
+    if (group->scope.refusal.status == RDT_OK)
         return RDT_BROKEN_NOT;
-    *err = group->refusal;
+    *err = group->scope.refusal;
     return RDT_BROKEN_BY_MEMBER;
 }
 
@@ -368,9 +366,9 @@ rdt_group_abort(rdt_group *group, const char *reason)
 
     if (group == NULL || rdti_in_forked_child())
         return;
-    const int32_t own_rank = rdti_group_global_rank(group, group->rank);
+    const int32_t own_rank = rdti_scope_global_rank(&group->scope, group->scope.rank);
     const char *said = reason != NULL ? reason : "no reason was given";
-    rdti_engine_enter(group->ctx->engine);
+    rdti_engine_enter(group->scope.ctx->engine);
     const bool is_suspected = group->suspect.status != RDT_OK;
     uint32_t broken_by = find_cause(group, &err);
     if (broken_by == RDT_BROKEN_NOT) {
@@ -378,12 +376,13 @@ rdt_group_abort(rdt_group *group, const char *reason)
         (void)rdti_error_set_rank(&err, RDT_ECANCELED,
                                   is_suspected ? group->suspect.peer_rank : own_rank,
                                   "%s aborted the group '%s': %s%s%s",
-                                  rdti_group_rank_name(group, group->rank).text, group->name, said,
+                                  rdti_scope_rank_name(&group->scope, group->scope.rank).text,
+                                  group->scope.name, said,
                                   is_suspected ? "; it had waited in vain: " : "",
                                   is_suspected ? group->suspect.message : "");
     }
     abort_group(group, broken_by, &err);
-    rdti_engine_leave(group->ctx->engine);
+    rdti_engine_leave(group->scope.ctx->engine);
 }
 
 /* ---- Deadlines --------------------------------------------------------------------------- */
@@ -395,7 +394,7 @@ rdt_group_abort(rdt_group *group, const char *reason)
 static bool
 is_silent(const rdt_group *group, uint32_t rank)
 {
-    const rdt_endpoint *ep = group->members[rank].ep;
+    const rdt_endpoint *ep = group->scope.members[rank].ep;
 
     return ep != NULL && !rdti_endpoint_is_ended(ep) && rdti_endpoint_silence_ns(ep) >= SILENCE_NS;
 }
@@ -405,9 +404,9 @@ is_silent(const rdt_group *group, uint32_t rank)
 static void
 hear_silent_members(rdt_group *group)
 {
-    for (uint32_t i = 0; i < group->size; i++)
+    for (uint32_t i = 0; i < group->scope.size; i++)
         if (is_silent(group, i))
-            rdti_endpoint_hear(group->members[i].ep);
+            rdti_endpoint_hear(group->scope.members[i].ep);
 }
 
 /* [driver] The only member that is silent, or size. A member that waits for another, which waits
@@ -415,13 +414,13 @@ hear_silent_members(rdt_group *group)
 static uint32_t
 find_silent_member(const rdt_group *group)
 {
-    uint32_t found = group->size;
+    uint32_t found = group->scope.size;
 
-    for (uint32_t i = 0; i < group->size; i++) {
+    for (uint32_t i = 0; i < group->scope.size; i++) {
         if (!is_silent(group, i))
             continue;
-        if (found != group->size)
-            return group->size;
+        if (found != group->scope.size)
+            return group->scope.size;
         found = i;
     }
     return found;
@@ -433,9 +432,9 @@ blame(const rdt_group *group, uint32_t rank, const char *why, struct rdt_error *
 {
     const size_t used = strnlen(err->message, sizeof(err->message) - 1);
 
-    err->peer_rank = rdti_group_global_rank(group, rank);
+    err->peer_rank = rdti_scope_global_rank(&group->scope, rank);
     (void)snprintf(err->message + used, sizeof(err->message) - used, "%s%s %s",
-                   used > 0 ? "; " : "", rdti_group_rank_name(group, rank).text, why);
+                   used > 0 ? "; " : "", rdti_scope_rank_name(&group->scope, rank).text, why);
 }
 
 /* [driver] */
@@ -445,9 +444,9 @@ blame_silent_member(const rdt_group *group, struct rdt_error *err)
     const uint32_t rank = find_silent_member(group);
     char why[48];
 
-    if (rank == group->size || rdti_group_global_rank(group, rank) == err->peer_rank)
+    if (rank == group->scope.size || rdti_scope_global_rank(&group->scope, rank) == err->peer_rank)
         return;
-    const rdt_endpoint *ep = group->members[rank].ep;
+    const rdt_endpoint *ep = group->scope.members[rank].ep;
     (void)snprintf(why, sizeof(why), "%s for %.1f s",
                    rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING ? "has not answered"
                                                                      : "is silent",
@@ -462,8 +461,8 @@ rdt_group_give_up(rdt_group *group, struct rdt_error *err)
 
     if (group == NULL || rdti_in_forked_child())
         return;
-    const int32_t own_rank = rdti_group_global_rank(group, group->rank);
-    rdti_engine_enter(group->ctx->engine);
+    const int32_t own_rank = rdti_scope_global_rank(&group->scope, group->scope.rank);
+    rdti_engine_enter(group->scope.ctx->engine);
     hear_silent_members(group);
     uint32_t broken_by = find_cause(group, &cause);
     if (broken_by != RDT_BROKEN_NOT) {
@@ -474,11 +473,11 @@ rdt_group_give_up(rdt_group *group, struct rdt_error *err)
         (void)rdti_error_set_rank(&cause, RDT_ECANCELED,
                                   err->peer_rank != RDT_RANK_UNKNOWN ? err->peer_rank : own_rank,
                                   "%s aborted the group '%s': %s",
-                                  rdti_group_rank_name(group, group->rank).text, group->name,
-                                  err->message);
+                                  rdti_scope_rank_name(&group->scope, group->scope.rank).text,
+                                  group->scope.name, err->message);
     }
     abort_group(group, broken_by, &cause);
-    rdti_engine_leave(group->ctx->engine);
+    rdti_engine_leave(group->scope.ctx->engine);
 }
 
 static void
@@ -498,13 +497,13 @@ rdt_group_blame(rdt_group *group, struct rdt_error *err)
 
     if (group == NULL || rdti_in_forked_child())
         return;
-    rdti_engine_enter(group->ctx->engine);
+    rdti_engine_enter(group->scope.ctx->engine);
     hear_silent_members(group);
     if (find_cause(group, &cause) != RDT_BROKEN_NOT)
         blame_cause(&cause, err);
     else
         blame_silent_member(group, err);
-    rdti_engine_leave(group->ctx->engine);
+    rdti_engine_leave(group->scope.ctx->engine);
 }
 
 /* ---- What broke it ----------------------------------------------------------------------- */
@@ -512,20 +511,20 @@ rdt_group_blame(rdt_group *group, struct rdt_error *err)
 rdt_status
 rdt_group_error(rdt_group *group, struct rdt_error *err)
 {
-    rdt_status status = rdti_context_check(group->ctx, "group_error", err);
+    rdt_status status = rdti_context_check(group->scope.ctx, "group_error", err);
 
     if (status != RDT_OK)
         return status;
-    rdti_engine_enter(group->ctx->engine);
+    rdti_engine_enter(group->scope.ctx->engine);
     status = group->state != RDTI_GROUP_LIVE ? rdti_error_copy(err, &group->error) : RDT_OK;
-    rdti_engine_leave(group->ctx->engine);
+    rdti_engine_leave(group->scope.ctx->engine);
     return status;
 }
 
 uint32_t
 rdt_group_broken_by(rdt_group *group)
 {
-    if (rdti_context_check(group->ctx, "group_broken_by", NULL) != RDT_OK)
+    if (rdti_context_check(group->scope.ctx, "group_broken_by", NULL) != RDT_OK)
         return RDT_BROKEN_NOT;
     return broken_by_of(group);
 }
@@ -544,9 +543,9 @@ rdti_groups_describe(const struct rdti_groups *groups, struct rdti_json *json)
             continue;
         rdti_json_put(json, "%s{\"name\":", is_first ? "" : ",");
         is_first = false;
-        rdti_json_put_string(json, group->name);
+        rdti_json_put_string(json, group->scope.name);
         rdti_json_put(json, ",\"rank\":%u,\"size\":%u,\"opened\":%u,\"collectives\":%" PRIu64,
-                      group->rank, group->size, group->opened,
+                      group->scope.rank, group->scope.size, group->opened,
                       atomic_load_explicit(&group->sequence, memory_order_relaxed));
         rdti_json_put(json, ",\"error\":");
         if (group->state == RDTI_GROUP_LIVE)

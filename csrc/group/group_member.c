@@ -9,7 +9,7 @@
 void
 rdti_member_hold(rdt_group *group, uint32_t rank, rdt_endpoint *ep)
 {
-    struct rdti_member *member = &group->members[rank];
+    struct rdti_member *member = &group->scope.members[rank];
 
     if (member->ep == ep || (member->ep != NULL && !rdti_endpoint_is_ended(member->ep)) ||
         !rdti_endpoint_hold(ep))
@@ -20,7 +20,7 @@ rdti_member_hold(rdt_group *group, uint32_t rank, rdt_endpoint *ep)
         group->opened++;
     member->ep = ep;
     member->has_heard = false;
-    if (group->suspect.peer_rank == rdti_group_global_rank(group, rank))
+    if (group->suspect.peer_rank == rdti_scope_global_rank(&group->scope, rank))
         group->suspect.status = RDT_OK;
     if (group->state != RDTI_GROUP_LIVE)
         rdti_group_spread_abort(group, NULL);
@@ -31,8 +31,8 @@ rdti_member_hold(rdt_group *group, uint32_t rank, rdt_endpoint *ep)
 static bool
 may_be(const rdt_group *group, uint32_t rank, const rdt_endpoint *ep)
 {
-    const struct rdti_member *member = &group->members[rank];
-    const int32_t global_rank = rdti_group_global_rank(group, rank);
+    const struct rdti_member *member = &group->scope.members[rank];
+    const int32_t global_rank = rdti_scope_global_rank(&group->scope, rank);
     const int32_t told = rdti_endpoint_rank(ep);
 
     if (member->has_uuid)
@@ -46,30 +46,31 @@ rdti_member_claim(rdt_group *group, uint32_t rank, rdt_endpoint *ep, struct rdt_
 {
     const int32_t told = rdti_endpoint_rank(ep);
 
-    if (rank >= group->size || rank == group->rank)
+    if (rank >= group->scope.size || rank == group->scope.rank)
         return rdti_error_set_rank(
             err, RDT_EPROTO, told,
             "mailbox: rank %d sent a message as member %u of group '%s', which cannot be it",
-            (int)told, rank, group->name);
+            (int)told, rank, group->scope.name);
     if (!may_be(group, rank, ep))
         return rdti_error_set_rank(
             err, RDT_EPROTO, told,
             "mailbox: rank %d sent a message as member %u of group '%s', which is another process",
-            (int)told, rank, group->name);
+            (int)told, rank, group->scope.name);
     rdti_member_hold(group, rank, ep);
     return RDT_OK;
 }
 
 rdt_status
-rdti_groups_on_interest(struct rdti_groups *groups, struct rdti_mailbox *m, uint64_t group_id,
-                        uint32_t source, struct rdt_error *err)
+rdti_group_on_interest(struct rdti_mailbox *m, uint64_t group_id, uint32_t source,
+                       struct rdt_error *err)
 {
+    struct rdti_groups *groups = m->ctx->groups;
     rdt_group *group = rdti_groups_find(groups, group_id);
     const struct rdti_gone *gone = group == NULL ? rdti_groups_find_gone(groups, group_id) : NULL;
 
     if (group != NULL && group->state == RDTI_GROUP_LIVE)
         return rdti_member_claim(group, source, m->ep, err);
-    if (group != NULL && source < group->size && source != group->rank)
+    if (group != NULL && source < group->scope.size && source != group->scope.rank)
         rdti_member_hold(group, source, m->ep); /* it gets the reason why the group broke */
     else if (gone != NULL)
         rdti_groups_tell_gone(gone, m);

@@ -3,14 +3,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/copy.h"
+#include "base/memory/copy.h"
 #include "base/error.h"
 #include "group/group_impl.h"
 #include "message/checksum.h"
 #include "message/mailbox_impl.h"
 #include "message/persistent.h"
-
-/* ---- Requests ---------------------------------------------------------------------------- */
+#include "message/request_impl.h"
+#include "rdmatensor_ext.h"
 
 /* The caller gave up the handle of a receive that has not matched. */
 static void
@@ -25,123 +25,6 @@ on_drop(struct rdt_transfer *t)
     rdti_request_cancel(request, &err);
 }
 
-static struct rdti_request *
-new_request(rdt_group *group, struct rdt_transfer *t, uint32_t peer, uint64_t tag, void *buf,
-            uint64_t len_bytes, const struct rdt_message_desc *desc)
-{
-    struct rdti_request *request = rdti_pool_take(&group->groups->requests);
-
-    if (request == NULL)
-        return NULL;
-    memset(request, 0,
-           offsetof(struct rdti_request, rts)); /* the rest is written before it is read */
-    rdti_list_init(&request->link);
-    request->transfer = t;
-    request->group = group;
-    request->peer = peer;
-    request->tag = tag;
-    request->buf = buf;
-    request->len_bytes = len_bytes;
-    if (desc != NULL && desc->op != 0) {
-        request->has_desc = true;
-        request->desc = *desc;
-    }
-    rdti_list_append(&group->requests, &request->group_link);
-    group->refs++;
-    t->owner = request;
-    return request;
-}
-
-/* ---- Messages that wait ------------------------------------------------------------------ */
-
-static void
-free_arrival(struct rdti_arrival *arrival, struct rdti_groups *groups)
-{
-    if (arrival->group != NULL)
-        rdti_match_remove(&arrival->group->matcher, &arrival->match);
-    rdti_list_remove(&arrival->group_link);
-    rdti_list_remove(&arrival->mailbox_link);
-    if (arrival->mailbox != NULL && arrival->head.kind == RDTI_MESSAGE_RTS)
-        arrival->mailbox->offer_count--;
-    rdti_parcel_free(arrival->parcel);
-    free(arrival->sums);
-    rdti_pool_give(&groups->arrivals, arrival);
-}
-
-/* Frees a message that did not become an arrival, or has been one. */
-static void
-refuse_message(struct rdti_mailbox *m, const struct rdti_message *head, const struct rdt_error *why)
-{
-    if (m == NULL || m->has_ended)
-        return;
-    if (head->kind == RDTI_MESSAGE_RTS)
-        rdti_mailbox_nack(m, head->id, RDTI_ID_IS_YOURS, why);
-    else
-        rdti_mailbox_delivered(m, rdti_message_footprint(head->len_bytes));
-}
-
-void
-rdti_arrival_drop(struct rdti_arrival *arrival, const struct rdt_error *why)
-{
-    struct rdti_mailbox *m = arrival->mailbox;
-    struct rdti_groups *groups = m != NULL ? m->groups : arrival->group->groups;
-    const struct rdti_message head = arrival->head;
-
-    free_arrival(arrival, groups);
-    refuse_message(m, &head, why);
-}
-
-static struct rdti_arrival *
-new_arrival(struct rdti_groups *groups, struct rdti_mailbox *m, const struct rdti_message *head,
-            const uint8_t *payload, const struct rdti_rts *rts)
-{
-    struct rdti_arrival *arrival = rdti_pool_take(&groups->arrivals);
-    const bool has_parcel =
-        head->kind == RDTI_MESSAGE_EAGER && head->len_bytes > RDTI_MESSAGE_INLINE_BYTES;
-
-    if (arrival == NULL)
-        return NULL;
-    memset(arrival, 0, offsetof(struct rdti_arrival, rts));
-    if (has_parcel) {
-        arrival->parcel = rdti_parcel_new(&groups->parcels, head->len_bytes);
-        if (arrival->parcel == NULL) {
-            rdti_pool_give(&groups->arrivals, arrival);
-            return NULL;
-        }
-        memcpy(arrival->parcel->bytes, payload, head->len_bytes);
-        rdti_count(&groups->ctx->counters.copied_bytes[RDTI_TRAFFIC_DYNAMIC], head->len_bytes);
-    }
-    rdti_list_init(&arrival->group_link);
-    rdti_list_init(&arrival->mailbox_link);
-    arrival->mailbox = m;
-    arrival->head = *head;
-    if (rts != NULL)
-        arrival->rts = *rts;
-    if (m != NULL && rts != NULL) {
-        arrival->sums = m->offered_sums;
-        m->offered_sums = NULL;
-    }
-    if (m != NULL) {
-        rdti_list_append(&m->arrivals, &arrival->mailbox_link);
-        m->offer_count += head->kind == RDTI_MESSAGE_RTS ? 1 : 0;
-    }
-    return arrival;
-}
-
-static rdt_status
-store(rdt_group *group, struct rdti_arrival *arrival, struct rdt_error *err)
-{
-    const rdt_status status = rdti_match_store(&group->matcher, arrival->head.source,
-                                               arrival->head.tag, &arrival->match, err);
-
-    if (status != RDT_OK)
-        return status;
-    arrival->group = group;
-    rdti_list_remove(&arrival->group_link);
-    rdti_list_append(&group->arrivals, &arrival->group_link);
-    return RDT_OK;
-}
-
 /* ---- A message meets its receive --------------------------------------------------------- */
 
 static void
@@ -153,9 +36,9 @@ take_payload(struct rdti_request *receive, struct rdti_mailbox *m, const struct 
 
     if (head->len_bytes > 0)
         memcpy(receive->buf, payload, head->len_bytes);
-    rdti_count(&receive->group->ctx->counters.copied_bytes[RDTI_TRAFFIC_DYNAMIC], head->len_bytes);
+    rdti_count(&receive->scope->ctx->counters.copied_bytes[RDTI_TRAFFIC_DYNAMIC], head->len_bytes);
     receive->len_bytes = head->len_bytes;
-    if (rdti_context_verifies(receive->group->ctx))
+    if (rdti_context_verifies(receive->scope->ctx))
         status = rdti_sums_check_eager(receive, head, &err);
     rdti_request_finish(receive, status, &err);
     if (status != RDT_OK && m != NULL)
@@ -174,7 +57,7 @@ deliver(struct rdti_request *receive, struct rdti_mailbox *m, const struct rdti_
     const rdt_status status = rdti_match_check(receive, head->source, head, &err);
     if (status != RDT_OK) {
         rdti_request_finish(receive, status, &err);
-        refuse_message(m, head, &err);
+        rdti_arrival_refuse(m, head, &err);
     } else if (head->kind == RDTI_MESSAGE_RTS) {
         rdti_receive_begin(m, receive, head, rts);
     } else {
@@ -188,7 +71,7 @@ deliver(struct rdti_request *receive, struct rdti_mailbox *m, const struct rdti_
 static void
 deliver_local(struct rdti_request *receive, struct rdti_request *send)
 {
-    struct rdti_message head = {.source = (uint16_t)send->group->rank,
+    struct rdti_message head = {.source = (uint16_t)send->scope->rank,
                                 .tag = send->tag,
                                 .len_bytes = send->len_bytes};
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
@@ -200,7 +83,7 @@ deliver_local(struct rdti_request *receive, struct rdti_request *send)
     if (status == RDT_OK) {
         if (send->len_bytes > 0)
             rdti_copy(receive->buf, send->buf, send->len_bytes, RDTI_COPY_TO_OWN);
-        rdti_count(&send->group->ctx->moved.moved_bytes[0][RDTI_TRAFFIC_DYNAMIC], send->len_bytes);
+        rdti_count(&send->scope->ctx->moved.moved_bytes[0][RDTI_TRAFFIC_DYNAMIC], send->len_bytes);
         receive->len_bytes = send->len_bytes;
     }
     rdti_request_finish(receive, status, &err);
@@ -210,7 +93,7 @@ deliver_local(struct rdti_request *receive, struct rdti_request *send)
 static void
 take_arrival(struct rdti_request *receive, struct rdti_arrival *arrival)
 {
-    struct rdti_groups *groups = receive->group->groups;
+    struct rdti_mailboxes *mailboxes = receive->scope->mailboxes;
     struct rdti_mailbox *m = arrival->mailbox;
     struct rdti_parcel *parcel = arrival->parcel;
     struct rdti_request *self = arrival->self;
@@ -220,7 +103,7 @@ take_arrival(struct rdti_request *receive, struct rdti_arrival *arrival)
     arrival->parcel = NULL;
     receive->sums = arrival->sums;
     arrival->sums = NULL;
-    free_arrival(arrival, groups);
+    rdti_arrival_free(arrival, mailboxes);
     if (self != NULL)
         deliver_local(receive, self);
     else
@@ -243,7 +126,7 @@ refuse_late(const struct rdti_groups *groups, struct rdti_mailbox *m,
         (void)rdti_error_set_rank(&why, RDT_EPEER, gone->abort.rank, "%s", gone->abort.reason);
     else
         (void)rdti_error_set(&why, RDT_EPEER, 0, "the group was destroyed there");
-    refuse_message(m, head, &why);
+    rdti_arrival_refuse(m, head, &why);
     return true;
 }
 
@@ -251,21 +134,22 @@ refuse_late(const struct rdti_groups *groups, struct rdti_mailbox *m,
 static void
 keep(rdt_group *group, struct rdti_arrival *arrival)
 {
-    arrival->group = group;
+    arrival->scope = &group->scope;
     arrival->is_kept = true;
-    rdti_list_append(&group->arrivals, &arrival->group_link);
+    rdti_list_append(&group->scope.arrivals, &arrival->scope_link);
 }
 
 void
-rdti_group_hand_out(rdt_group *group, struct rdti_mailbox *m, uint64_t tag)
+rdti_group_hand_out(struct rdti_scope *scope, struct rdti_mailbox *m, uint64_t tag)
 {
+    rdt_group *group = rdti_group_of(scope);
     struct rdti_list kept;
     struct rdti_list *taken;
 
     rdti_list_init(&kept);
-    for (struct rdti_list *node = group->arrivals.next, *next; node != &group->arrivals;
+    for (struct rdti_list *node = group->scope.arrivals.next, *next; node != &group->scope.arrivals;
          node = next) {
-        struct rdti_arrival *arrival = RDTI_CONTAINER(node, struct rdti_arrival, group_link);
+        struct rdti_arrival *arrival = RDTI_CONTAINER(node, struct rdti_arrival, scope_link);
         next = node->next;
         if (!arrival->is_kept || arrival->mailbox != m || arrival->head.tag != tag)
             continue;
@@ -273,15 +157,15 @@ rdti_group_hand_out(rdt_group *group, struct rdti_mailbox *m, uint64_t tag)
         rdti_list_append(&kept, node);
     }
     while ((taken = rdti_list_take_first(&kept)) != NULL) {
-        struct rdti_arrival *arrival = RDTI_CONTAINER(taken, struct rdti_arrival, group_link);
+        struct rdti_arrival *arrival = RDTI_CONTAINER(taken, struct rdti_arrival, scope_link);
         struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
         struct rdti_match_posted *posted =
             m->has_ended ? NULL
-                         : rdti_match_take_posted(&group->matcher, arrival->head.source, tag);
+                         : rdti_match_take_posted(&group->scope.matcher, arrival->head.source, tag);
         arrival->is_kept = false;
         if (posted != NULL) {
             take_arrival(RDTI_CONTAINER(posted, struct rdti_request, posted), arrival);
-        } else if (store(group, arrival, &err) != RDT_OK) {
+        } else if (rdti_arrival_store(&group->scope, arrival, &err) != RDT_OK) {
             rdti_arrival_drop(arrival, &err);
             rdti_endpoint_fail(m->ep, &err, false);
         }
@@ -294,9 +178,9 @@ static struct rdti_request *
 find_receive(rdt_group *group, struct rdti_mailbox *m, const struct rdti_message *head,
              bool *is_kept)
 {
-    *is_kept = rdti_stand_keeps(m, group->id, head->tag);
+    *is_kept = rdti_stand_keeps(m, group->scope.id, head->tag);
     struct rdti_match_posted *posted =
-        *is_kept ? NULL : rdti_match_take_posted(&group->matcher, head->source, head->tag);
+        *is_kept ? NULL : rdti_match_take_posted(&group->scope.matcher, head->source, head->tag);
     if (posted == NULL)
         return NULL;
     struct rdti_request *receive = RDTI_CONTAINER(posted, struct rdti_request, posted);
@@ -307,10 +191,10 @@ find_receive(rdt_group *group, struct rdti_mailbox *m, const struct rdti_message
 }
 
 rdt_status
-rdti_groups_on_arrival(struct rdti_groups *groups, struct rdti_mailbox *m,
-                       const struct rdti_message *head, const uint8_t *payload,
-                       const struct rdti_rts *rts, struct rdt_error *err)
+rdti_group_on_arrival(struct rdti_mailbox *m, const struct rdti_message *head,
+                      const uint8_t *payload, const struct rdti_rts *rts, struct rdt_error *err)
 {
+    struct rdti_groups *groups = m->ctx->groups;
     rdt_group *group = rdti_groups_find(groups, head->group_id);
     struct rdti_request *receive = NULL;
     bool is_kept = false;
@@ -322,7 +206,7 @@ rdti_groups_on_arrival(struct rdti_groups *groups, struct rdti_mailbox *m,
         if (status != RDT_OK)
             return status;
         if (group->state != RDTI_GROUP_LIVE) {
-            refuse_message(m, head, &group->error);
+            rdti_arrival_refuse(m, head, &group->error);
             return RDT_OK;
         }
         receive = find_receive(group, m, head, &is_kept);
@@ -331,21 +215,21 @@ rdti_groups_on_arrival(struct rdti_groups *groups, struct rdti_mailbox *m,
         deliver(receive, m, head, payload, rts);
         return RDT_OK;
     }
-    struct rdti_arrival *arrival = new_arrival(groups, m, head, payload, rts);
+    struct rdti_arrival *arrival = rdti_arrival_new(m->mailboxes, m, head, payload, rts);
     if (arrival == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "a message of %llu bytes that has no receive yet",
                               (unsigned long long)head->len_bytes);
     if (group == NULL) {
-        rdti_list_append(&m->orphans, &arrival->group_link);
+        rdti_list_append(&m->orphans, &arrival->scope_link);
         return RDT_OK;
     }
     if (is_kept) {
         keep(group, arrival);
         return RDT_OK;
     }
-    const rdt_status status = store(group, arrival, err);
+    const rdt_status status = rdti_arrival_store(&group->scope, arrival, err);
     if (status != RDT_OK)
-        free_arrival(arrival, groups);
+        rdti_arrival_free(arrival, m->mailboxes);
     return status;
 }
 
@@ -353,15 +237,15 @@ void
 rdti_group_adopt(rdt_group *group, struct rdti_list *orphans)
 {
     for (struct rdti_list *node = orphans->next, *next; node != orphans; node = next) {
-        struct rdti_arrival *arrival = RDTI_CONTAINER(node, struct rdti_arrival, group_link);
+        struct rdti_arrival *arrival = RDTI_CONTAINER(node, struct rdti_arrival, scope_link);
         struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
         next = node->next;
-        if (arrival->head.group_id != group->id)
+        if (arrival->head.group_id != group->scope.id)
             continue;
         rdt_status status =
             rdti_member_claim(group, arrival->head.source, arrival->mailbox->ep, &err);
         if (status == RDT_OK)
-            status = store(group, arrival, &err);
+            status = rdti_arrival_store(&group->scope, arrival, &err);
         if (status != RDT_OK)
             rdti_endpoint_fail(arrival->mailbox->ep, &err, false);
     }
@@ -370,9 +254,9 @@ rdti_group_adopt(rdt_group *group, struct rdti_list *orphans)
 void
 rdti_group_end_receives(rdt_group *group, uint32_t rank, const struct rdt_error *err)
 {
-    for (struct rdti_list *node = group->requests.next, *next; node != &group->requests;
+    for (struct rdti_list *node = group->scope.requests.next, *next; node != &group->scope.requests;
          node = next) {
-        struct rdti_request *request = RDTI_CONTAINER(node, struct rdti_request, group_link);
+        struct rdti_request *request = RDTI_CONTAINER(node, struct rdti_request, scope_link);
         next = node->next;
         if (!request->is_send && request->state == RDTI_REQUEST_POSTED && request->peer == rank)
             rdti_request_finish(request, (rdt_status)err->status, err);
@@ -387,12 +271,12 @@ check_call(rdt_group *group, const char *call, uint32_t peer, const void *buf, u
 {
     if (group == NULL)
         return rdti_error_set(err, RDT_EINVAL, 0, "%s: the group is NULL", call);
-    const rdt_status status = rdti_context_check(group->ctx, call, err);
+    const rdt_status status = rdti_context_check(group->scope.ctx, call, err);
     if (status != RDT_OK)
         return status;
-    if (peer >= group->size && peer != RDT_SOURCE_ANY)
+    if (peer >= group->scope.size && peer != RDT_SOURCE_ANY)
         return rdti_error_set(err, RDT_EINVAL, 0, "%s: rank %u of a group of %u", call, peer,
-                              group->size);
+                              group->scope.size);
     if (buf == NULL && len_bytes > 0)
         return rdti_error_set(err, RDT_EINVAL, 0, "%s: the buffer is NULL", call);
     if (desc != NULL && (desc->op > UINT8_MAX || desc->dtype > UINT8_MAX ||
@@ -410,34 +294,47 @@ no_memory(struct rdt_error *err)
                           sizeof(struct rdti_request));
 }
 
+/* No receive has taken it. */
+static void
+messages_cancel_local(struct rdti_request *send, const struct rdt_error *err)
+{
+    send->arrival->self = NULL;
+    rdti_arrival_drop(send->arrival, err);
+    rdti_request_finish(send, (rdt_status)err->status, err);
+}
+
 static rdt_status
 send_local(rdt_group *group, uint64_t tag, const void *src, uint64_t len_bytes,
            const struct rdt_message_desc *desc, struct rdt_transfer *t, struct rdt_error *err)
 {
-    struct rdti_request *send =
-        new_request(group, t, group->rank, tag, (void *)(uintptr_t)src, len_bytes, desc);
-    const struct rdti_message head = {.source = (uint16_t)group->rank,
+    struct rdti_request *send = rdti_request_new(&group->scope, t, group->scope.rank, tag,
+                                                 (void *)(uintptr_t)src, len_bytes, desc);
+    const struct rdti_message head = {.source = (uint16_t)group->scope.rank,
                                       .tag = tag,
                                       .len_bytes = len_bytes};
 
     if (send == NULL)
         return no_memory(err);
     send->is_send = true;
-    struct rdti_match_posted *posted = rdti_match_take_posted(&group->matcher, group->rank, tag);
+    struct rdti_match_posted *posted =
+        rdti_match_take_posted(&group->scope.matcher, group->scope.rank, tag);
     if (posted != NULL) {
         deliver_local(RDTI_CONTAINER(posted, struct rdti_request, posted), send);
         return RDT_OK;
     }
-    struct rdti_arrival *arrival = new_arrival(group->groups, NULL, &head, NULL, NULL);
-    rdt_status status = arrival != NULL ? store(group, arrival, err) : no_memory(err);
+    struct rdti_arrival *arrival =
+        rdti_arrival_new(group->scope.mailboxes, NULL, &head, NULL, NULL);
+    rdt_status status =
+        arrival != NULL ? rdti_arrival_store(&group->scope, arrival, err) : no_memory(err);
     if (status != RDT_OK) {
         if (arrival != NULL)
-            free_arrival(arrival, group->groups);
+            rdti_arrival_free(arrival, group->scope.mailboxes);
         rdti_request_release(send);
         return status;
     }
     arrival->self = send;
     send->arrival = arrival;
+    send->cancel = messages_cancel_local;
     send->state = RDTI_REQUEST_LOCAL;
     return RDT_OK;
 }
@@ -447,12 +344,12 @@ send_remote(rdt_group *group, uint32_t dst, uint64_t tag, const void *src, uint6
             const struct rdt_message_desc *desc, uint32_t **sums, struct rdt_transfer *t,
             struct rdt_error *err)
 {
-    struct rdti_mailbox *m = rdti_mailbox_of(group->members[dst].ep);
-    struct rdti_message head = {.source = (uint16_t)group->rank,
-                                .group_id = group->id,
+    struct rdti_mailbox *m = rdti_mailbox_of(group->scope.members[dst].ep);
+    struct rdti_message head = {.source = (uint16_t)group->scope.rank,
+                                .group_id = group->scope.id,
                                 .tag = tag,
                                 .len_bytes = len_bytes};
-    rdt_status status = rdti_endpoint_error(group->members[dst].ep, err);
+    rdt_status status = rdti_endpoint_error(group->scope.members[dst].ep, err);
 
     if (status != RDT_OK)
         return status;
@@ -461,7 +358,7 @@ send_remote(rdt_group *group, uint32_t dst, uint64_t tag, const void *src, uint6
     if (rdti_stand_send_now(m, &head, src, t, &status, err))
         return status;
     struct rdti_request *send =
-        new_request(group, t, dst, tag, (void *)(uintptr_t)src, len_bytes, desc);
+        rdti_request_new(&group->scope, t, dst, tag, (void *)(uintptr_t)src, len_bytes, desc);
     if (send == NULL)
         return no_memory(err);
     send->is_send = true;
@@ -476,7 +373,7 @@ static rdt_status
 sum_before(const rdt_group *group, uint32_t dst, const void *src, uint64_t len_bytes,
            uint32_t **out, struct rdt_error *err)
 {
-    if (!rdti_context_verifies(group->ctx) || dst == group->rank ||
+    if (!rdti_context_verifies(group->scope.ctx) || dst == group->scope.rank ||
         len_bytes <= RDTI_RING_LARGE_BYTES / 4)
         return RDT_OK;
     *out = rdti_sums_make(src, len_bytes);
@@ -501,16 +398,16 @@ rdt_group_send(rdt_group *group, uint32_t dst, uint64_t tag, const void *src, ui
         free(sums);
         return status;
     }
-    struct rdt_transfer *t = rdti_transfer_new(group->ctx->pool);
+    struct rdt_transfer *t = rdti_transfer_new(group->scope.ctx->pool);
     if (t != NULL)
-        rdt_transfer_trace(t, "send", rdti_group_global_rank(group, dst), len_bytes);
+        rdt_transfer_trace(t, "send", rdti_scope_global_rank(&group->scope, dst), len_bytes);
     if (t == NULL)
         status = no_memory(err);
-    else if (dst == group->rank)
+    else if (dst == group->scope.rank)
         status = send_local(group, tag, src, len_bytes, desc, t, err);
     else
         status = send_remote(group, dst, tag, src, len_bytes, desc, &sums, t, err);
-    rdti_engine_leave(group->ctx->engine);
+    rdti_engine_leave(group->scope.ctx->engine);
     free(sums);
     if (status == RDT_OK && out != NULL)
         *out = t;
@@ -526,23 +423,25 @@ post_receive(rdt_group *group, uint32_t src, uint64_t tag, void *dst, uint64_t c
              const struct rdt_message_desc *desc, struct rdt_transfer *t, struct rdt_error *err)
 {
     const bool has_desc = desc != NULL && desc->op != 0;
-    struct rdti_rx_stream *stream = rdti_stand_find(group, src, tag, dst, cap_bytes, has_desc);
-    struct rdti_request *receive = new_request(group, t, src, tag, dst, cap_bytes, desc);
+    struct rdti_rx_stream *stream =
+        rdti_stand_find(&group->scope, src, tag, dst, cap_bytes, has_desc);
+    struct rdti_request *receive =
+        rdti_request_new(&group->scope, t, src, tag, dst, cap_bytes, desc);
 
     if (receive == NULL)
         return no_memory(err);
     t->on_drop = on_drop;
-    struct rdti_match_arrival *match = rdti_match_take_arrival(&group->matcher, src, tag);
+    struct rdti_match_arrival *match = rdti_match_take_arrival(&group->scope.matcher, src, tag);
     if (match != NULL) {
         rdti_stand_skip(stream);
         take_arrival(receive, RDTI_CONTAINER(match, struct rdti_arrival, match));
         if (src != RDT_SOURCE_ANY && has_desc && rdti_tag_is_once(tag))
-            rdti_stand_missed(group, src, dst, cap_bytes);
+            rdti_stand_missed(&group->scope, src, dst, cap_bytes);
         return RDT_OK;
     }
     rdt_status status = rdti_group_can_receive(group, src, err);
     if (status == RDT_OK)
-        status = rdti_match_post(&group->matcher, src, tag, &receive->posted, err);
+        status = rdti_match_post(&group->scope.matcher, src, tag, &receive->posted, err);
     if (status != RDT_OK)
         rdti_request_release(receive);
     else
@@ -562,18 +461,47 @@ rdt_group_recv(rdt_group *group, uint32_t src, uint64_t tag, void *dst, uint64_t
         status = rdti_group_enter(group, src, err);
     if (status != RDT_OK)
         return status;
-    struct rdt_transfer *t = rdti_transfer_new(group->ctx->pool);
+    struct rdt_transfer *t = rdti_transfer_new(group->scope.ctx->pool);
     if (t != NULL)
         rdt_transfer_trace(t, "receive",
                            src == RDT_SOURCE_ANY ? RDT_RANK_UNKNOWN
-                                                 : rdti_group_global_rank(group, src),
+                                                 : rdti_scope_global_rank(&group->scope, src),
                            cap_bytes);
     status =
         t == NULL ? no_memory(err) : post_receive(group, src, tag, dst, cap_bytes, desc, t, err);
-    rdti_engine_leave(group->ctx->engine);
+    rdti_engine_leave(group->scope.ctx->engine);
     if (status == RDT_OK)
         *out = t;
     else if (t != NULL)
         rdti_transfer_discard(t);
     return status;
+}
+
+uint32_t
+rdt_group_stands(rdt_group *group, uint32_t src, const void *dst, uint64_t len_bytes)
+{
+    static const uint32_t answers[] = {[RDTI_STAND_NOT] = RDT_STANDS_NOT,
+                                       [RDTI_STAND_HERE] = RDT_STANDS_HERE,
+                                       [RDTI_STAND_ELSEWHERE] = RDT_STANDS_ELSEWHERE};
+
+    if (group == NULL || len_bytes < RDTI_KEYED_MIN_BYTES || src >= group->scope.size ||
+        rdti_context_check(group->scope.ctx, "group_stands", NULL) != RDT_OK)
+        return RDT_STANDS_NOT;
+    rdti_engine_enter(group->scope.ctx->engine);
+    const enum rdti_stand_reach reach = rdti_stand_reach(&group->scope, src, dst, len_bytes);
+    rdti_engine_leave(group->scope.ctx->engine);
+    return answers[reach];
+}
+
+uint32_t
+rdt_group_is_told(rdt_group *group, uint32_t dst, uint64_t tag, uint64_t len_bytes)
+{
+    if (group == NULL || len_bytes < RDTI_KEYED_MIN_BYTES || dst >= group->scope.size ||
+        dst == group->scope.rank || !rdti_tag_is_once(tag) ||
+        rdti_context_check(group->scope.ctx, "group_is_told", NULL) != RDT_OK)
+        return 0;
+    rdti_engine_enter(group->scope.ctx->engine);
+    const bool is = rdti_stand_is_told(&group->scope, dst, tag, len_bytes);
+    rdti_engine_leave(group->scope.ctx->engine);
+    return is ? 1 : 0;
 }

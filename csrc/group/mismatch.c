@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "group/group_impl.h"
+#include "message/request_impl.h"
 
 /* An operation's description fits. */
 #define WORDS_BYTES 160
@@ -98,23 +99,23 @@ refuse_call(const struct rdti_request *receive, uint32_t source, const struct rd
 
     in_words(&theirs, they, sizeof(they));
     in_words(&receive->desc, we, sizeof(we));
-    return rdti_error_set_rank(err, RDT_EMISMATCH, rdti_group_global_rank(receive->group, source),
+    return rdti_error_set_rank(err, RDT_EMISMATCH, rdti_scope_global_rank(receive->scope, source),
                                "%s called %s as collective #%" PRIu64 ", %s (this one) %s",
-                               rdti_group_rank_name(receive->group, source).text, they,
+                               rdti_scope_rank_name(receive->scope, source).text, they,
                                receive->desc.sequence,
-                               rdti_group_rank_name(receive->group, receive->group->rank).text, we);
+                               rdti_scope_rank_name(receive->scope, receive->scope->rank).text, we);
 }
 
 static rdt_status
 refuse_length(const struct rdti_request *receive, uint32_t source, const struct rdti_message *head,
               struct rdt_error *err)
 {
-    return rdti_error_set_rank(err, RDT_EMISMATCH, rdti_group_global_rank(receive->group, source),
+    return rdti_error_set_rank(err, RDT_EMISMATCH, rdti_scope_global_rank(receive->scope, source),
                                "%s sent %" PRIu64 " bytes (tag %" PRIu64
                                "), but the receive of %s has room for %" PRIu64 " bytes",
-                               rdti_group_rank_name(receive->group, source).text, head->len_bytes,
+                               rdti_scope_rank_name(receive->scope, source).text, head->len_bytes,
                                head->tag,
-                               rdti_group_rank_name(receive->group, receive->group->rank).text,
+                               rdti_scope_rank_name(receive->scope, receive->scope->rank).text,
                                receive->len_bytes);
 }
 

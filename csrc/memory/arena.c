@@ -17,7 +17,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/system/fork.h"
 #include "base/log.h"
 #include "base/range.h"
 #include "memory/allocator.h"

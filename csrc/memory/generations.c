@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "base/memfd.h"
+#include "base/memory/memfd.h"
 #include "memory/region.h"
 
 #define TABLE_BYTES (((uint64_t)RDTI_REGION_INDEX_MAX + 1) * sizeof(uint32_t))

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/fork.h"
+#include "base/system/fork.h"
 #include "base/range.h"
 #include "memory/generations.h"
 #include "memory/region_impl.h"

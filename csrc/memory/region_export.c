@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/fork.h"
+#include "base/system/fork.h"
 #include "memory/generations.h"
 #include "memory/region_impl.h"
 

@@ -13,10 +13,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/cpu.h"
+#include "base/system/cpu.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/memfd.h"
+#include "base/memory/memfd.h"
 
 #ifndef MFD_HUGE_2MB
 #define MFD_HUGE_2MB (21U << 26)

@@ -10,9 +10,10 @@
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "message/mailbox_impl.h"
+#include "message/request_impl.h"
 #include "wire/bytes.h"
 #include "wire/notify.h"
-#include "wire/sums.h"
+#include "wire/endpoint/sums.h"
 
 /* Sums of one message: 256 GiB of it, and 64 MiB of local memory. More is a flood. */
 #define OFFERED_SUMS_MAX (UINT32_C(1) << 24)
@@ -119,7 +120,7 @@ name_message(const struct rdti_request *request, struct rdti_sums_subject *out)
 {
     (void)snprintf(out->text, sizeof(out->text),
                    "the message with tag %" PRIu64 " in group '%.120s'", request->tag,
-                   request->group->name);
+                   request->scope->name);
 }
 
 /* ---- Writes: the sender ------------------------------------------------------------------ */
@@ -414,15 +415,15 @@ static rdt_status
 check_whole(struct rdti_request *receive, uint32_t source, uint64_t len_bytes, bool is_same,
             struct rdt_error *err)
 {
-    rdt_context *ctx = receive->group->ctx;
-    const int32_t rank = rdti_group_global_rank(receive->group, source);
+    rdt_context *ctx = receive->scope->ctx;
+    const int32_t rank = rdti_scope_global_rank(receive->scope, source);
     struct rdti_sums_subject subject = {.off_bytes = 0};
 
     rdti_count(&ctx->counters.verified_bytes, len_bytes);
     if (is_same)
         return RDT_OK;
     name_message(receive, &subject);
-    rdt_endpoint *ep = receive->group->members[source].ep;
+    rdt_endpoint *ep = receive->scope->members[source].ep;
     if (ep != NULL)
         return corrupt(ep, &subject, 0, len_bytes, err);
     rdti_count(&ctx->counters.mismatches, 1); /* it came over a path that is gone */

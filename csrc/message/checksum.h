@@ -22,7 +22,7 @@
 
 #include "endpoint/endpoint.h"
 #include "progress/transfer.h"
-#include "wire/sums.h"
+#include "wire/endpoint/sums.h"
 
 extern const struct rdti_filter rdti_sums_filter; /* lifecycle.c */
 

@@ -8,7 +8,7 @@
 #include "message/checksum.h"
 #include "message/mailbox_impl.h"
 #include "wire/notify.h"
-#include "wire/sums.h"
+#include "wire/endpoint/sums.h"
 
 /* A read whose bytes are here, or on their way; its sums are then requested piece by piece. */
 struct asked {

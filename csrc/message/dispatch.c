@@ -9,7 +9,7 @@
 #include "message/checksum.h"
 #include "message/mailbox_impl.h"
 #include "message/persistent.h"
-#include "wire/sums.h"
+#include "wire/endpoint/sums.h"
 
 static rdt_status
 broken(const struct rdti_mailbox *m, struct rdt_error *err, const char *how)
@@ -109,7 +109,7 @@ on_rts(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *b
         (m->offered_sums == NULL || m->offered_id != head->id ||
          m->offered_bytes != head->len_bytes))
         return broken(m, err, "offers a message without its sums");
-    status = rdti_groups_on_arrival(m->groups, m, head, NULL, &rts, err);
+    status = m->mailboxes->sink->on_arrival(m, head, NULL, &rts, err);
     free(m->offered_sums); /* unless they were taken */
     m->offered_sums = NULL;
     return status;
@@ -126,7 +126,7 @@ on_eager(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t 
     if ((uint64_t)(m->eager_received - m->delivered) + footprint > RDTI_UNEXPECTED_MAX_BYTES)
         return broken(m, err, "sent more bytes that nobody receives than it may");
     m->eager_received += (uint32_t)footprint;
-    return rdti_groups_on_arrival(m->groups, m, head, is_inlined ? head->inlined : body, NULL, err);
+    return m->mailboxes->sink->on_arrival(m, head, is_inlined ? head->inlined : body, NULL, err);
 }
 
 static rdt_status
@@ -246,7 +246,7 @@ dispatch(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t 
     case RDTI_MESSAGE_CREDIT:
         if (head->group_id == 0)
             return RDT_OK;
-        return rdti_groups_on_interest(m->groups, m, head->group_id, head->source, err);
+        return m->mailboxes->sink->on_interest(m, head->group_id, head->source, err);
     case RDTI_MESSAGE_GROW:
         return on_grow(m, err);
     case RDTI_MESSAGE_RING:

@@ -8,6 +8,7 @@
 #include "message/mailbox.h"
 #include "message/mailbox_impl.h"
 #include "message/persistent.h"
+#include "message/request_impl.h"
 
 static rdt_status
 lifecycle_attach(rdt_endpoint *ep, void **state_out, struct rdt_error *err)
@@ -23,7 +24,7 @@ lifecycle_attach(rdt_endpoint *ep, void **state_out, struct rdt_error *err)
     }
     m->ep = ep;
     m->ctx = rdti_endpoint_context(ep);
-    m->groups = m->ctx->groups;
+    m->mailboxes = m->ctx->mailboxes;
     m->rx = rdt_region_addr(rdti_endpoint_own_ring(ep));
     m->rx_units = RDTI_RING_SMALL_UNITS;
     rdti_list_init(&m->control);
@@ -37,7 +38,7 @@ lifecycle_attach(rdt_endpoint *ep, void **state_out, struct rdt_error *err)
     rdti_list_init(&m->asked);
     rdti_list_init(&m->rx_streams);
     rdti_list_init(&m->tx_streams);
-    rdti_list_append(&m->groups->mailboxes, &m->link);
+    rdti_list_append(&m->mailboxes->all, &m->link);
     *state_out = m;
     return RDT_OK;
 }
@@ -68,7 +69,7 @@ lifecycle_drop_arrivals(struct rdti_mailbox *m, const struct rdt_error *err)
     for (struct rdti_list *node = m->arrivals.next, *next; node != &m->arrivals; node = next) {
         struct rdti_arrival *arrival = RDTI_CONTAINER(node, struct rdti_arrival, mailbox_link);
         next = node->next;
-        if (arrival->group == NULL || arrival->head.kind == RDTI_MESSAGE_RTS) {
+        if (arrival->scope == NULL || arrival->head.kind == RDTI_MESSAGE_RTS) {
             rdti_arrival_drop(arrival, err);
         } else { /* it has arrived whole */
             rdti_list_remove(&arrival->mailbox_link);
@@ -113,7 +114,7 @@ lifecycle_on_ready(void *state)
     m->ring = *rdti_endpoint_peer_ring(m->ep);
     m->tx_units = RDTI_RING_SMALL_UNITS;
     m->is_ready = true;
-    rdti_groups_on_ready(m->groups);
+    m->mailboxes->sink->on_ready(m->ctx);
     rdti_mailbox_flush(m);
 }
 

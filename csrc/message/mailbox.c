@@ -11,6 +11,7 @@
 #include "message/checksum.h"
 #include "message/mailbox_impl.h"
 #include "message/persistent.h"
+#include "message/request_impl.h"
 
 /* Credit is sent alone once this part of the ring, or of the budget of unexpected bytes, was not
  * reported. The reserve holds as many CREDITs as a ring brings about. */
@@ -49,7 +50,7 @@ queue(struct rdti_mailbox *m, const struct rdti_message *head, const void *body,
 
     if (m->has_ended)
         return;
-    parcel = rdti_parcel_new(&m->groups->parcels, RDTI_MESSAGE_HEAD_BYTES + body_bytes);
+    parcel = rdti_parcel_new(&m->mailboxes->parcels, RDTI_MESSAGE_HEAD_BYTES + body_bytes);
     if (parcel == NULL) {
         (void)rdti_error_set(&err, RDT_ENOMEM, 0, "a mailbox message of %u bytes", body_bytes);
         rdti_endpoint_fail(m->ep, &err, false);
@@ -126,14 +127,15 @@ rdti_mailbox_nack(struct rdti_mailbox *m, uint64_t id, uint64_t whose, const str
 }
 
 void
-rdti_mailbox_note_cause(const struct rdti_mailbox *m, rdt_group *group, const struct rdt_error *why)
+rdti_mailbox_note_cause(const struct rdti_mailbox *m, struct rdti_scope *scope,
+                        const struct rdt_error *why)
 {
     if (why->status != RDT_EPEER || why->peer_rank == RDT_RANK_UNKNOWN)
         return;
     if (why->peer_rank != rdti_endpoint_rank(m->ep))
-        rdti_group_note_cause(group, why);
-    else if (group->refusal.status == RDT_OK)
-        group->refusal = *why;
+        rdti_scope_note_cause(scope, why);
+    else if (scope->refusal.status == RDT_OK)
+        scope->refusal = *why;
 }
 
 static bool
@@ -162,7 +164,7 @@ try_eager(struct rdti_mailbox *m, const struct rdti_message *head, const void *s
     const bool is_copied =
         head->len_bytes > RDTI_MESSAGE_INLINE_BYTES && !rdti_endpoint_caps(m->ep).is_same_host;
     struct rdti_parcel *parcel =
-        rdti_parcel_new(&m->groups->parcels,
+        rdti_parcel_new(&m->mailboxes->parcels,
                         RDTI_MESSAGE_HEAD_BYTES + (is_copied ? head->len_bytes : 0));
     uint64_t off;
 
@@ -208,8 +210,8 @@ rdti_mailbox_send(struct rdti_mailbox *m, struct rdti_request *request)
 static bool
 start_send(struct rdti_mailbox *m, struct rdti_request *send)
 {
-    struct rdti_message head = {.source = (uint16_t)send->group->rank,
-                                .group_id = send->group->id,
+    struct rdti_message head = {.source = (uint16_t)send->scope->rank,
+                                .group_id = send->scope->id,
                                 .tag = send->tag,
                                 .len_bytes = send->len_bytes};
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
@@ -244,7 +246,7 @@ start_send(struct rdti_mailbox *m, struct rdti_request *send)
 static void
 switch_ring(struct rdti_mailbox *m)
 {
-    struct rdti_parcel *parcel = rdti_parcel_new(&m->groups->parcels, RDTI_MESSAGE_HEAD_BYTES);
+    struct rdti_parcel *parcel = rdti_parcel_new(&m->mailboxes->parcels, RDTI_MESSAGE_HEAD_BYTES);
     uint64_t off;
 
     if (parcel == NULL || !rdti_ring_reserve(m, 1, RDTI_RING_RESERVE_UNITS, &off)) {
@@ -288,7 +290,7 @@ report_credit(struct rdti_mailbox *m)
         (m->rx_consumed - m->rx_reported < m->rx_units / CREDIT_PARTS &&
          m->delivered - m->delivered_reported < RDTI_UNEXPECTED_MAX_BYTES / CREDIT_PARTS))
         return;
-    struct rdti_parcel *parcel = rdti_parcel_new(&m->groups->parcels, RDTI_MESSAGE_HEAD_BYTES);
+    struct rdti_parcel *parcel = rdti_parcel_new(&m->mailboxes->parcels, RDTI_MESSAGE_HEAD_BYTES);
     if (parcel == NULL || !rdti_ring_reserve(m, 1, 0, &off)) {
         rdti_parcel_free(parcel); /* still owed: the next arrival or delivery tries again */
         return;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The mailbox of one endpoint: tagged messages, matched by (group, source, tag), FIFO.
  *
- * A message travels as bytes in the receiver's inbound ring (wire/message.h), put there by
+ * A message travels as bytes in the receiver's inbound ring (wire/endpoint/message.h), put there by
  * one-sided writes with RDTI_NOTIFY_MESSAGE:
  *   eager        head and payload; the sender is done at once; two copies (counted)
  *   rendezvous   RTS; the receiver that matches it either reads the source itself (mapped region,

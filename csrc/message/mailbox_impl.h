@@ -11,8 +11,9 @@
 
 #include <sys/types.h>
 
-#include "group/group_impl.h"
+#include "base/list.h"
 #include "message/mailbox.h"
+#include "message/mailboxes.h"
 
 /* `tag` of FIN and NACK: the id is of a message that the receiver, or that the sender, of this FIN
  * or NACK once sent. */
@@ -29,6 +30,8 @@
 /* Answers to SUMS_GET and STAND that wait for room in the peer's ring: 80 MiB of local memory at
  * most. A peer that asks takes them as they come. More is a flood. */
 #define RDTI_ANSWERS_MAX (UINT32_C(1) << 16)
+
+struct rdti_request;
 
 enum rdti_reach { RDTI_REACH_UNKNOWN, RDTI_REACH_YES, RDTI_REACH_NO };
 
@@ -47,10 +50,10 @@ struct rdti_interest {
 #define RDTI_INTERESTS 16
 
 struct rdti_mailbox {
-    struct rdti_list link; /* groups->mailboxes */
+    struct rdti_list link; /* mailboxes->all */
     rdt_endpoint *ep;
     rdt_context *ctx;
-    struct rdti_groups *groups;
+    struct rdti_mailboxes *mailboxes;
     bool is_ready;
     bool has_ended;
     bool is_destroyed; /* the task that still runs frees it */
@@ -156,7 +159,7 @@ void rdti_mailbox_nack(struct rdti_mailbox *m, uint64_t id, uint64_t whose,
 /* A refusal can bring the news of a third process's death before that process's own end or the
  * abort of the group is seen here: that process is to be blamed, not the one that meets the
  * refusal. For want of a better cause, so is the member whose own half of the group is over. */
-void rdti_mailbox_note_cause(const struct rdti_mailbox *m, rdt_group *group,
+void rdti_mailbox_note_cause(const struct rdti_mailbox *m, struct rdti_scope *scope,
                              const struct rdt_error *why);
 /* This many bytes of the ring, taken by eager messages, reached a receive or were thrown away. */
 void rdti_mailbox_delivered(struct rdti_mailbox *m, uint64_t bytes);
@@ -192,9 +195,6 @@ bool rdti_offer_write(struct rdti_mailbox *m, struct rdti_request *send,
 /* The receiver answered: it has read all, or it cannot. */
 rdt_status rdti_offer_on_fin(struct rdti_mailbox *m, uint64_t id, struct rdt_error *err);
 void rdti_offer_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error *why);
-void rdti_offer_cancel(struct rdti_request *send, const struct rdt_error *err);
-/* Returns the number, if the request has one. */
-void rdti_offer_forget(struct rdti_request *request);
 
 /* rendezvous_receive.c: the receiver of a rendezvous */
 
@@ -205,7 +205,6 @@ void rdti_receive_begin(struct rdti_mailbox *m, struct rdti_request *receive,
 void rdti_receive_on_fin(struct rdti_mailbox *m, uint64_t id);
 /* The sender will not write any more, and withdraws its offer. */
 void rdti_receive_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error *why);
-void rdti_receive_cancel(struct rdti_request *receive, const struct rdt_error *err);
 void rdti_receive_on_ended(struct rdti_mailbox *m, const struct rdt_error *err);
 
 /* process_read.c */

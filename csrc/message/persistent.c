@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "message/mailbox_impl.h"
 #include "message/persistent_impl.h"
+#include "message/request_impl.h"
 
 /* ---- Life -------------------------------------------------------------------------------- */
 
@@ -60,8 +61,8 @@ rdti_keyed_least_bytes(const struct rdti_mailbox *m)
 }
 
 struct rdti_rx_stream *
-rdti_rx_stream_new(struct rdti_mailbox *m, const rdt_group *group, uint32_t source, uint64_t tag,
-                   bool is_keyed)
+rdti_rx_stream_new(struct rdti_mailbox *m, const struct rdti_scope *scope, uint32_t source,
+                   uint64_t tag, bool is_keyed)
 {
     struct rdti_list *node = m->rx_streams.next;
 
@@ -76,7 +77,7 @@ rdti_rx_stream_new(struct rdti_mailbox *m, const rdt_group *group, uint32_t sour
     if (stream == NULL)
         return NULL;
     stream->m = m;
-    stream->group_id = group->id;
+    stream->group_id = scope->id;
     stream->source = source;
     stream->tag = tag;
     stream->is_keyed = is_keyed;
@@ -139,6 +140,8 @@ untell_all(struct rdti_rx_stream *stream, struct rdti_list *over)
     while ((node = rdti_list_take_first(&stream->told)) != NULL) {
         struct rdti_request *receive = RDTI_CONTAINER(node, struct rdti_request, link);
         receive->told = NULL;
+        receive->forget = NULL;
+        receive->cancel = NULL;
         if (!receive->is_cancelled && receive->place != RDTI_PLACE_NONE &&
             !rdti_place_is_there(stream, receive)) {
             receive->is_cancelled = true;
@@ -160,14 +163,14 @@ on_left(struct rdti_rx_stream *stream)
     const uint64_t tag = stream->tag;
     struct rdti_list over;
     struct rdti_list *node;
-    rdt_group *group = NULL;
+    struct rdti_scope *scope = NULL;
 
     stream->ends += stream->state == RDTI_RX_STANDING ? 1 : 0;
     stream->state = RDTI_RX_WATCHING;
     rdti_list_init(&over);
     untell_all(stream, &over);
     if (stream->is_keeping && !stream->is_orphan)
-        group = rdti_groups_find(m->groups, stream->group_id);
+        scope = rdti_scope_find(m->mailboxes, stream->group_id);
     m->keep_count -= stream->is_keeping ? 1 : 0;
     stream->is_keeping = false;
     if (stream->is_orphan)
@@ -177,8 +180,8 @@ on_left(struct rdti_rx_stream *stream)
         const struct rdt_error err = receive->error;
         rdti_request_finish(receive, (rdt_status)err.status, &err);
     }
-    if (group != NULL)
-        rdti_group_hand_out(group, m, tag);
+    if (scope != NULL)
+        m->mailboxes->sink->hand_out(scope, m, tag);
 }
 
 /* A live stream of the group, or NULL. */
@@ -195,15 +198,15 @@ find_any(struct rdti_mailbox *m, uint64_t group_id, bool is_shut_too)
 }
 
 void
-rdti_rx_stream_shut_all(const rdt_group *group)
+rdti_rx_stream_shut_all(const struct rdti_scope *scope)
 {
-    struct rdti_list *all = &group->groups->mailboxes;
+    struct rdti_list *all = &scope->mailboxes->all;
     struct rdti_rx_stream *stream;
 
     for (struct rdti_list *node = all->next, *next; node != all; node = next) {
         struct rdti_mailbox *m = RDTI_CONTAINER(node, struct rdti_mailbox, link);
         next = node->next;
-        while ((stream = find_any(m, group->id, false)) != NULL) {
+        while ((stream = find_any(m, scope->id, false)) != NULL) {
             stream->is_shut = true;
             rdti_rx_stream_leave(stream);
         }
@@ -227,11 +230,11 @@ is_of(const struct rdti_rx_stream *stream, const struct rdti_request *receive)
 
 /* The first receive that waits and was not announced. */
 static struct rdti_request *
-find_untold(const struct rdti_rx_stream *stream, rdt_group *group)
+find_untold(const struct rdti_rx_stream *stream, struct rdti_scope *scope)
 {
-    for (struct rdti_list *node = group->requests.next; node != &group->requests;
+    for (struct rdti_list *node = scope->requests.next; node != &scope->requests;
          node = node->next) {
-        struct rdti_request *request = RDTI_CONTAINER(node, struct rdti_request, group_link);
+        struct rdti_request *request = RDTI_CONTAINER(node, struct rdti_request, scope_link);
         if (!request->is_send && request->state == RDTI_REQUEST_POSTED && request->told == NULL &&
             is_of(stream, request))
             return request;
@@ -242,7 +245,7 @@ find_untold(const struct rdti_rx_stream *stream, rdt_group *group)
 /* From here on all messages count. Earlier messages have arrived, and the receives that wait were
  * posted before. */
 static void
-begin(struct rdti_rx_stream *stream, rdt_group *group)
+begin(struct rdti_rx_stream *stream, struct rdti_scope *scope)
 {
     struct rdti_mailbox *m = stream->m;
     const uint64_t id = stream->id;
@@ -256,14 +259,14 @@ begin(struct rdti_rx_stream *stream, rdt_group *group)
         stream->place_count = 0;
     if ((stream = rdti_rx_stream_find_id(m, id)) == NULL)
         return;
-    for (struct rdti_list *node = group->arrivals.next; node != &group->arrivals;
+    for (struct rdti_list *node = scope->arrivals.next; node != &scope->arrivals;
          node = node->next) {
-        const struct rdti_arrival *arrival = RDTI_CONTAINER(node, struct rdti_arrival, group_link);
+        const struct rdti_arrival *arrival = RDTI_CONTAINER(node, struct rdti_arrival, scope_link);
         if (arrival->head.source == stream->source && arrival->head.tag == stream->tag)
             stream->next--;
     }
     while ((stream = rdti_rx_stream_find_id(m, id)) != NULL && stream->state == RDTI_RX_STANDING &&
-           (receive = find_untold(stream, group)) != NULL)
+           (receive = find_untold(stream, scope)) != NULL)
         rdti_stand_tell(stream, receive);
 }
 
@@ -279,9 +282,9 @@ rdti_stand_on_stood(struct rdti_mailbox *m, const struct rdti_message *head, str
         on_left(stream);
         return RDT_OK;
     }
-    rdt_group *group = rdti_groups_find(m->groups, stream->group_id);
-    if (stream->state == RDTI_RX_ASKED && group != NULL)
-        begin(stream, group);
+    struct rdti_scope *scope = rdti_scope_find(m->mailboxes, stream->group_id);
+    if (stream->state == RDTI_RX_ASKED && scope != NULL)
+        begin(stream, scope);
     return RDT_OK;
 }
 
@@ -311,17 +314,17 @@ end_stream(struct rdti_rx_stream *stream)
 }
 
 void
-rdti_stand_end_group(const rdt_group *group)
+rdti_stand_end_group(const struct rdti_scope *scope)
 {
-    struct rdti_list *all = &group->groups->mailboxes;
+    struct rdti_list *all = &scope->mailboxes->all;
     struct rdti_rx_stream *stream;
 
     for (struct rdti_list *node = all->next, *next; node != all; node = next) {
         struct rdti_mailbox *m = RDTI_CONTAINER(node, struct rdti_mailbox, link);
         next = node->next;
-        while ((stream = find_any(m, group->id, true)) != NULL)
+        while ((stream = find_any(m, scope->id, true)) != NULL)
             end_stream(stream);
-        rdti_stand_end_tx(m, group->id);
+        rdti_stand_end_tx(m, scope->id);
     }
 }
 

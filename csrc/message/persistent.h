@@ -51,11 +51,12 @@
 #ifndef RDTI_MESSAGE_PERSISTENT_H
 #define RDTI_MESSAGE_PERSISTENT_H
 
-#include "group/group_impl.h"
 #include "message/mailbox.h"
-#include "wire/message.h"
+#include "message/match/scope.h"
+#include "wire/endpoint/message.h"
 
 struct rdti_mailbox;
+struct rdti_request;
 struct rdti_rx_stream;
 struct rdti_tx_stream;
 
@@ -84,6 +85,9 @@ struct rdti_tx_stream;
 
 #define RDTI_PLACE_NONE UINT64_MAX
 
+/* NOT: the message would not wait for its receive. */
+enum rdti_stand_reach { RDTI_STAND_NOT, RDTI_STAND_HERE, RDTI_STAND_ELSEWHERE };
+
 /* `count` of STAND. */
 #define RDTI_STAND_NO_MORE UINT64_C(0)
 #define RDTI_STAND_COUNTED UINT64_C(1)
@@ -100,25 +104,21 @@ rdti_tag_is_once(uint64_t tag)
 /* The stream of a receive that is about to be posted, or NULL: it cannot be persistent. May ask the
  * sender for the stream. Call before the receive is one of the group's, as the path may end by
  * that. */
-struct rdti_rx_stream *rdti_stand_find(rdt_group *group, uint32_t source, uint64_t tag,
+struct rdti_rx_stream *rdti_stand_find(struct rdti_scope *scope, uint32_t source, uint64_t tag,
                                        const void *addr, uint64_t len_bytes, bool has_desc);
 /* The receive found its message waiting. The stream may be NULL, as below. */
 void rdti_stand_skip(struct rdti_rx_stream *stream);
 /* The same for a receive from one source, under a tag that is used once: announces its place for
  * the next message. The path may end. */
-void rdti_stand_missed(const rdt_group *group, uint32_t source, const void *addr,
+void rdti_stand_missed(const struct rdti_scope *scope, uint32_t source, const void *addr,
                        uint64_t len_bytes);
 /* The receive was posted, and waits. */
 void rdti_stand_posted(struct rdti_rx_stream *stream, struct rdti_request *receive);
 /* A message that came over the default path is for this receive. */
 void rdti_stand_meet(struct rdti_request *receive, const struct rdti_message *head);
-/* The receive ends, or no longer waits for a place. */
-void rdti_stand_untell(struct rdti_request *receive);
-/* An announced receive is given up, or its group broke. */
-void rdti_stand_cancel(struct rdti_request *receive, const struct rdt_error *err);
 /* A message that came over the default path is for this receive, which is cancelled: the receive
- * ends. True: the caller keeps the message and those after it until rdti_group_hand_out() is
- * called. */
+ * ends. True: the caller keeps the message and those after it until they are handed
+ * out. */
 bool rdti_stand_keep(struct rdti_request *receive);
 bool rdti_stand_keeps(struct rdti_mailbox *m, uint64_t group_id, uint64_t tag);
 rdt_status rdti_stand_on_stood(struct rdti_mailbox *m, const struct rdti_message *head,
@@ -150,12 +150,21 @@ rdt_status rdti_stand_on_posted(struct rdti_mailbox *m, const struct rdti_messag
 /* A heartbeat is due, about each second. */
 void rdti_stand_on_beat(struct rdti_mailbox *m);
 
+/* Questions of collectives. */
+
+/* Whether the sender could write a keyed message of the scope there. */
+enum rdti_stand_reach rdti_stand_reach(const struct rdti_scope *scope, uint32_t source,
+                                       const void *addr, uint64_t len_bytes);
+/* Whether the receive of this keyed message was announced with a place of exactly its size. */
+bool rdti_stand_is_told(const struct rdti_scope *scope, uint32_t dst, uint64_t tag,
+                        uint64_t len_bytes);
+
 /* Both halves. */
 
 /* Nothing waits for the peer. */
 bool rdti_stand_is_idle(const struct rdti_mailbox *m);
 /* The group works no more: its streams end, and the peers are notified. */
-void rdti_stand_end_group(const rdt_group *group);
+void rdti_stand_end_group(const struct rdti_scope *scope);
 /* The endpoint ended. */
 void rdti_stand_on_ended(struct rdti_mailbox *m, const struct rdt_error *err);
 void rdti_stand_end_tx(struct rdti_mailbox *m, uint64_t group_id);

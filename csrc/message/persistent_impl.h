@@ -82,7 +82,7 @@ struct rdti_rx_stream *rdti_rx_stream_find_id(struct rdti_mailbox *m, uint64_t i
  * least as long. */
 uint64_t rdti_keyed_least_bytes(const struct rdti_mailbox *m);
 /* Replaces the oldest that only watches. NULL: no room is left. */
-struct rdti_rx_stream *rdti_rx_stream_new(struct rdti_mailbox *m, const rdt_group *group,
+struct rdti_rx_stream *rdti_rx_stream_new(struct rdti_mailbox *m, const struct rdti_scope *scope,
                                           uint32_t source, uint64_t tag, bool is_keyed);
 /* WATCHING -> ASKED. May end the endpoint, and so the stream, as every queued message may. */
 void rdti_rx_stream_ask(struct rdti_rx_stream *stream);
@@ -91,7 +91,7 @@ bool rdti_rx_stream_has(const struct rdti_rx_stream *stream, uint64_t number);
 /* Announcements stay valid until the sender answers. */
 void rdti_rx_stream_leave(struct rdti_rx_stream *stream);
 /* From now on no tag of the group is persistent; a keyed stream has no order that could change. */
-void rdti_rx_stream_shut_all(const rdt_group *group);
+void rdti_rx_stream_shut_all(const struct rdti_scope *scope);
 
 /* persistent_receive.c */
 

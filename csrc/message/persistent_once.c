@@ -6,6 +6,7 @@
 #include "message/mailbox_impl.h"
 #include "message/persistent.h"
 #include "message/persistent_impl.h"
+#include "message/request_impl.h"
 
 /* Heartbeats that a message waits, three to four seconds. A receive that is for something else is
  * never announced, and only the message itself shows the ranks that they disagree. Long enough that
@@ -27,7 +28,7 @@ rdti_keyed_find(struct rdti_mailbox *m, uint64_t group_id)
 static bool
 is_of(const struct rdti_tx_stream *stream, const struct rdti_request *send)
 {
-    return send->has_desc && rdti_tag_is_once(send->tag) && send->group->id == stream->group_id &&
+    return send->has_desc && rdti_tag_is_once(send->tag) && send->scope->id == stream->group_id &&
            send->len_bytes >= stream->least_bytes;
 }
 
@@ -79,7 +80,7 @@ find_send(struct rdti_list *sends, uint64_t group_id, uint64_t tag)
 {
     for (struct rdti_list *node = sends->next; node != sends; node = node->next) {
         struct rdti_request *send = RDTI_CONTAINER(node, struct rdti_request, link);
-        if (send->tag == tag && send->group->id == group_id)
+        if (send->tag == tag && send->scope->id == group_id)
             return send;
     }
     return NULL;
@@ -174,32 +175,19 @@ on_beat(struct rdti_tx_stream *stream)
     }
 }
 
-static bool
-is_told(const rdt_group *group, uint32_t dst, uint64_t tag, uint64_t len_bytes)
+bool
+rdti_stand_is_told(const struct rdti_scope *scope, uint32_t dst, uint64_t tag, uint64_t len_bytes)
 {
-    rdt_endpoint *ep = group->members[dst].ep;
+    rdt_endpoint *ep = scope->members[dst].ep;
     struct rdti_mailbox *m = ep != NULL ? rdti_mailbox_of(ep) : NULL;
     const struct rdti_tx_stream *stream =
-        m != NULL && !m->has_ended ? rdti_keyed_find(m, group->id) : NULL;
+        m != NULL && !m->has_ended ? rdti_keyed_find(m, scope->id) : NULL;
 
     if (stream == NULL || len_bytes < stream->least_bytes)
         return false;
     const struct rdti_told *told = find_told(stream, tag);
     return told != NULL && told->place != RDTI_PLACE_NONE &&
            stream->places[told->place].len_bytes == len_bytes;
-}
-
-uint32_t
-rdt_group_is_told(rdt_group *group, uint32_t dst, uint64_t tag, uint64_t len_bytes)
-{
-    if (group == NULL || len_bytes < RDTI_KEYED_MIN_BYTES || dst >= group->size ||
-        dst == group->rank || !rdti_tag_is_once(tag) ||
-        rdti_context_check(group->ctx, "group_is_told", NULL) != RDT_OK)
-        return 0;
-    rdti_engine_enter(group->ctx->engine);
-    const bool is = is_told(group, dst, tag, len_bytes);
-    rdti_engine_leave(group->ctx->engine);
-    return is ? 1 : 0;
 }
 
 void

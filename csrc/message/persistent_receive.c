@@ -8,6 +8,7 @@
 #include "message/checksum.h"
 #include "message/mailbox_impl.h"
 #include "message/persistent_impl.h"
+#include "message/request_impl.h"
 
 /* For a stream that only watches: all are compared for each receive, in half a microsecond. */
 #define WATCHED_MAX 256
@@ -263,6 +264,33 @@ can_tell(const struct rdti_rx_stream *stream, const struct rdti_request *receive
     return number >= 0 && (place != RDTI_PLACE_NONE || receive->len_bytes <= RDTI_STAND_WAIT_BYTES);
 }
 
+/* The receive ends, or no longer waits for a place. */
+static void
+stand_untell(struct rdti_request *receive)
+{
+    if (receive->told == NULL)
+        return;
+    receive->told->told_count--;
+    receive->told = NULL;
+    receive->forget = NULL;
+    receive->cancel = NULL;
+    rdti_list_remove(&receive->link);
+}
+
+/* An announced receive is given up, or its group broke. */
+static void
+stand_cancel(struct rdti_request *receive, const struct rdt_error *err)
+{
+    struct rdti_mailbox *m = receive->told->m;
+
+    if (receive->is_cancelled)
+        return;
+    receive->is_cancelled = true;
+    receive->error = *err;
+    rdti_rx_stream_leave(receive->told);
+    rdti_mailbox_flush(m);
+}
+
 void
 rdti_stand_tell(struct rdti_rx_stream *stream, struct rdti_request *receive)
 {
@@ -284,6 +312,8 @@ rdti_stand_tell(struct rdti_rx_stream *stream, struct rdti_request *receive)
                                   .count = (uint64_t)number,
                                   .len_bytes = place};
     receive->told = stream;
+    receive->forget = stand_untell;
+    receive->cancel = stand_cancel;
     receive->number = (uint64_t)number;
     receive->place = place;
     rdti_list_append(&stream->told, &receive->link);
@@ -317,9 +347,9 @@ does_repeat(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes)
 
 /* NULL: no path leads there. */
 static struct rdti_mailbox *
-mailbox_of(const rdt_group *group, uint32_t source)
+mailbox_of(const struct rdti_scope *scope, uint32_t source)
 {
-    rdt_endpoint *ep = source != group->rank ? group->members[source].ep : NULL;
+    rdt_endpoint *ep = source != scope->rank ? scope->members[source].ep : NULL;
     struct rdti_mailbox *m = ep != NULL ? rdti_mailbox_of(ep) : NULL;
 
     return m != NULL && !m->has_ended ? m : NULL;
@@ -327,60 +357,60 @@ mailbox_of(const rdt_group *group, uint32_t source)
 
 /* The group's keyed stream of a source; the receiver asks for it from the first receive on. */
 static struct rdti_rx_stream *
-find_keyed(const rdt_group *group, uint32_t source, uint64_t len_bytes)
+find_keyed(const struct rdti_scope *scope, uint32_t source, uint64_t len_bytes)
 {
-    struct rdti_mailbox *m = len_bytes >= RDTI_KEYED_MIN_BYTES ? mailbox_of(group, source) : NULL;
+    struct rdti_mailbox *m = len_bytes >= RDTI_KEYED_MIN_BYTES ? mailbox_of(scope, source) : NULL;
 
     if (m == NULL || !m->is_ready || rdti_endpoint_caps(m->ep).is_same_host)
         return NULL;
-    struct rdti_rx_stream *stream = rdti_rx_stream_find_keyed(m, group->id);
+    struct rdti_rx_stream *stream = rdti_rx_stream_find_keyed(m, scope->id);
     if (len_bytes < (stream != NULL ? stream->least_bytes : rdti_keyed_least_bytes(m)))
         return NULL;
     if (stream == NULL)
-        stream = rdti_rx_stream_new(m, group, source, RDT_TAG_ONCE, true);
+        stream = rdti_rx_stream_new(m, scope, source, RDT_TAG_ONCE, true);
     if (stream == NULL || stream->state != RDTI_RX_WATCHING || stream->ends >= RDTI_STREAM_ENDS_MAX)
         return stream;
     rdti_rx_stream_ask(stream);
     rdti_mailbox_flush(m);
-    return rdti_rx_stream_find_keyed(m, group->id);
+    return rdti_rx_stream_find_keyed(m, scope->id);
 }
 
 static struct rdti_rx_stream *
-find_counted(const rdt_group *group, uint32_t source, uint64_t tag, const void *addr,
+find_counted(const struct rdti_scope *scope, uint32_t source, uint64_t tag, const void *addr,
              uint64_t len_bytes, bool has_desc)
 {
-    struct rdti_mailbox *m = mailbox_of(group, source);
+    struct rdti_mailbox *m = mailbox_of(scope, source);
 
     if (m == NULL)
         return NULL;
-    struct rdti_rx_stream *stream = rdti_rx_stream_find(m, group->id, tag);
-    if (stream == NULL && !has_desc && len_bytes >= RDTI_STAND_MIN_BYTES && !group->has_any_source)
-        stream = rdti_rx_stream_new(m, group, source, tag, false);
+    struct rdti_rx_stream *stream = rdti_rx_stream_find(m, scope->id, tag);
+    if (stream == NULL && !has_desc && len_bytes >= RDTI_STAND_MIN_BYTES && !scope->has_any_source)
+        stream = rdti_rx_stream_new(m, scope, source, tag, false);
     if (stream == NULL || has_desc || !does_repeat(stream, addr, len_bytes))
         return stream;
     rdti_rx_stream_ask(stream);
     rdti_mailbox_flush(m);
-    return rdti_rx_stream_find(m, group->id, tag); /* the path may have ended, and more with it */
+    return rdti_rx_stream_find(m, scope->id, tag); /* the path may have ended, and more with it */
 }
 
 struct rdti_rx_stream *
-rdti_stand_find(rdt_group *group, uint32_t source, uint64_t tag, const void *addr,
+rdti_stand_find(struct rdti_scope *scope, uint32_t source, uint64_t tag, const void *addr,
                 uint64_t len_bytes, bool has_desc)
 {
     if (source == RDT_SOURCE_ANY) {
-        if (!group->has_any_source)
-            rdti_rx_stream_shut_all(group);
-        group->has_any_source = true;
+        if (!scope->has_any_source)
+            rdti_rx_stream_shut_all(scope);
+        scope->has_any_source = true;
         return NULL;
     }
     if (has_desc && rdti_tag_is_once(tag)) {
-        struct rdti_rx_stream *stream = find_keyed(group, source, len_bytes);
+        struct rdti_rx_stream *stream = find_keyed(scope, source, len_bytes);
 
         if (stream != NULL && stream->state == RDTI_RX_ASKED)
             remember(stream, addr, len_bytes);
         return stream;
     }
-    return find_counted(group, source, tag, addr, len_bytes, has_desc);
+    return find_counted(scope, source, tag, addr, len_bytes, has_desc);
 }
 
 void
@@ -391,10 +421,11 @@ rdti_stand_skip(struct rdti_rx_stream *stream)
 }
 
 void
-rdti_stand_missed(const rdt_group *group, uint32_t source, const void *addr, uint64_t len_bytes)
+rdti_stand_missed(const struct rdti_scope *scope, uint32_t source, const void *addr,
+                  uint64_t len_bytes)
 {
-    struct rdti_mailbox *m = len_bytes >= RDTI_KEYED_MIN_BYTES ? mailbox_of(group, source) : NULL;
-    struct rdti_rx_stream *stream = m != NULL ? rdti_rx_stream_find_keyed(m, group->id) : NULL;
+    struct rdti_mailbox *m = len_bytes >= RDTI_KEYED_MIN_BYTES ? mailbox_of(scope, source) : NULL;
+    struct rdti_rx_stream *stream = m != NULL ? rdti_rx_stream_find_keyed(m, scope->id) : NULL;
     struct rdti_cts cts = {0};
     bool is_new = false;
 
@@ -425,35 +456,12 @@ rdti_stand_meet(struct rdti_request *receive, const struct rdti_message *head)
 {
     struct rdti_rx_stream *stream = receive->told;
 
-    rdti_stand_untell(receive);
+    stand_untell(receive);
     if (stream == NULL || !stream->is_keyed)
         return;
     const bool is_looked_for = head->op != 0 && head->len_bytes >= stream->least_bytes;
     if (!is_looked_for)
         rdti_rx_stream_leave(stream);
-}
-
-void
-rdti_stand_untell(struct rdti_request *receive)
-{
-    if (receive->told == NULL)
-        return;
-    receive->told->told_count--;
-    receive->told = NULL;
-    rdti_list_remove(&receive->link);
-}
-
-void
-rdti_stand_cancel(struct rdti_request *receive, const struct rdt_error *err)
-{
-    struct rdti_mailbox *m = receive->told->m;
-
-    if (receive->is_cancelled)
-        return;
-    receive->is_cancelled = true;
-    receive->error = *err;
-    rdti_rx_stream_leave(receive->told);
-    rdti_mailbox_flush(m);
 }
 
 bool
@@ -489,7 +497,7 @@ check_landed(struct rdti_request *receive, const struct rdti_message *head, bool
 {
     if (!is_there)
         return rdti_place_freed_early(err);
-    return rdti_context_verifies(receive->group->ctx) ? rdti_sums_check_landed(receive, head, err)
+    return rdti_context_verifies(receive->scope->ctx) ? rdti_sums_check_landed(receive, head, err)
                                                       : RDT_OK;
 }
 
@@ -507,7 +515,7 @@ rdti_stand_on_landed(struct rdti_mailbox *m, const struct rdti_message *head, st
         if (receive->place == RDTI_PLACE_NONE || receive->len_bytes != head->len_bytes)
             break;
         const bool is_there = receive->is_cancelled || rdti_place_is_there(stream, receive);
-        rdti_stand_untell(receive);
+        stand_untell(receive);
         rdt_status status = RDT_OK;
         if (receive->is_cancelled) {
             why = receive->error;
@@ -525,24 +533,19 @@ rdti_stand_on_landed(struct rdti_mailbox *m, const struct rdti_message *head, st
                                (int)rdti_endpoint_rank(m->ep));
 }
 
-/* ---- Public ------------------------------------------------------------------------------ */
+/* ---- Questions --------------------------------------------------------------------------- */
 
-uint32_t
-rdt_group_stands(rdt_group *group, uint32_t src, const void *dst, uint64_t len_bytes)
+enum rdti_stand_reach
+rdti_stand_reach(const struct rdti_scope *scope, uint32_t source, const void *addr,
+                 uint64_t len_bytes)
 {
     struct rdt_remote_region region;
-    uint32_t stands = RDT_STANDS_NOT;
-
-    if (group == NULL || len_bytes < RDTI_KEYED_MIN_BYTES || src >= group->size ||
-        rdti_context_check(group->ctx, "group_stands", NULL) != RDT_OK)
-        return RDT_STANDS_NOT;
-    rdti_engine_enter(group->ctx->engine);
-    const struct rdti_mailbox *m = mailbox_of(group, src);
+    const struct rdti_mailbox *m = mailbox_of(scope, source);
     const bool is_summed_long =
-        rdti_context_verifies(group->ctx) && len_bytes > RDTI_SUMS_PIECE_BYTES;
-    if (m != NULL && m->is_ready && !rdti_endpoint_caps(m->ep).is_same_host && !is_summed_long &&
-        len_bytes >= rdti_keyed_least_bytes(m))
-        stands = is_reachable(m, dst, len_bytes, &region) ? RDT_STANDS_HERE : RDT_STANDS_ELSEWHERE;
-    rdti_engine_leave(group->ctx->engine);
-    return stands;
+        rdti_context_verifies(scope->ctx) && len_bytes > RDTI_SUMS_PIECE_BYTES;
+
+    if (m == NULL || !m->is_ready || rdti_endpoint_caps(m->ep).is_same_host || is_summed_long ||
+        len_bytes < rdti_keyed_least_bytes(m))
+        return RDTI_STAND_NOT;
+    return is_reachable(m, addr, len_bytes, &region) ? RDTI_STAND_HERE : RDTI_STAND_ELSEWHERE;
 }

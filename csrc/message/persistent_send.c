@@ -9,6 +9,7 @@
 #include "message/mailbox_impl.h"
 #include "message/persistent.h"
 #include "message/persistent_impl.h"
+#include "message/request_impl.h"
 
 enum way { INTO_PLACE, ORDINARY, LATER };
 
@@ -224,8 +225,8 @@ void
 rdti_stand_send(struct rdti_mailbox *m, struct rdti_request *send)
 {
     const bool is_once = is_keyed(send->tag, send->has_desc);
-    struct rdti_tx_stream *stream = is_once ? rdti_keyed_find(m, send->group->id)
-                                            : rdti_stand_find_tx(m, send->group->id, send->tag);
+    struct rdti_tx_stream *stream = is_once ? rdti_keyed_find(m, send->scope->id)
+                                            : rdti_stand_find_tx(m, send->scope->id, send->tag);
 
     if (stream == NULL || (is_once && send->len_bytes < stream->least_bytes)) {
         rdti_mailbox_send(m, send);
@@ -249,7 +250,7 @@ rdti_stand_not_sent(struct rdti_mailbox *m, const struct rdti_request *send)
 {
     struct rdti_tx_stream *stream = is_keyed(send->tag, send->has_desc)
                                         ? NULL
-                                        : rdti_stand_find_tx(m, send->group->id, send->tag);
+                                        : rdti_stand_find_tx(m, send->scope->id, send->tag);
 
     if (stream != NULL)
         rdti_tx_stream_end(stream);
@@ -265,7 +266,7 @@ count_queued(const struct rdti_mailbox *m, uint64_t group_id, uint64_t tag)
 
     for (const struct rdti_list *node = m->sends.next; node != &m->sends; node = node->next) {
         const struct rdti_request *send = RDTI_CONTAINER(node, struct rdti_request, link);
-        count += send->group->id == group_id && send->tag == tag ? 1 : 0;
+        count += send->scope->id == group_id && send->tag == tag ? 1 : 0;
     }
     return count;
 }
@@ -292,9 +293,9 @@ check_stand(struct rdti_mailbox *m, const struct rdti_message *head, struct rdt_
 static bool
 begin(struct rdti_mailbox *m, const struct rdti_message *head)
 {
-    const rdt_group *group = rdti_groups_find(m->groups, head->group_id);
+    const struct rdti_scope *scope = rdti_scope_find(m->mailboxes, head->group_id);
     struct rdti_tx_stream *stream =
-        group != NULL && group->state == RDTI_GROUP_LIVE ? calloc(1, sizeof(*stream)) : NULL;
+        scope != NULL && scope->is_live ? calloc(1, sizeof(*stream)) : NULL;
 
     if (stream == NULL)
         return false;

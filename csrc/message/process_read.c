@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "message/mailbox_impl.h"
+#include "message/request_impl.h"
 
 ssize_t
 rdti_process_read(struct rdti_request *receive, uint64_t len_bytes, bool *is_other_out)

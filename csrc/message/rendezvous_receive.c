@@ -7,13 +7,14 @@
 #include <string.h>
 #include <sys/uio.h>
 
-#include "base/copy.h"
+#include "base/memory/copy.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/pages.h"
-#include "base/permit.h"
+#include "base/memory/pages.h"
+#include "base/system/permit.h"
 #include "message/checksum.h"
 #include "message/mailbox_impl.h"
+#include "message/request_impl.h"
 #include "wire/notify.h"
 
 /* One read under the engine's lock: about a millisecond. */
@@ -61,7 +62,7 @@ on_read(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
 {
     struct rdt_transfer *t = RDTI_CONTAINER(op, struct rdt_transfer, op);
     struct rdti_request *receive = t->owner;
-    struct rdti_engine *engine = receive->group->ctx->engine;
+    struct rdti_engine *engine = receive->scope->ctx->engine;
 
     rdti_engine_enter(engine); /* a lane may complete in any thread */
     receive->ops--;
@@ -146,7 +147,7 @@ read_process(struct rdti_request *receive)
 
     if (got > 0 && !is_other) {
         receive->done_bytes += (uint64_t)got;
-        rdti_count(&receive->group->ctx->moved.moved_bytes[RDT_TRANSPORT_SHM][RDTI_TRAFFIC_DYNAMIC],
+        rdti_count(&receive->scope->ctx->moved.moved_bytes[RDT_TRANSPORT_SHM][RDTI_TRAFFIC_DYNAMIC],
                    (uint64_t)got);
         return;
     }
@@ -326,7 +327,7 @@ static void
 on_drained(void *arg)
 {
     struct rdti_request *receive = arg;
-    struct rdti_engine *engine = receive->group->ctx->engine;
+    struct rdti_engine *engine = receive->scope->ctx->engine;
 
     rdti_engine_enter(engine);
     rdti_request_finish(receive, receive->is_cancelled ? (rdt_status)receive->error.status : RDT_OK,
@@ -400,6 +401,26 @@ begin_grant(struct rdti_mailbox *m, struct rdti_request *receive)
 
 /* ---- Events ------------------------------------------------------------------------------ */
 
+static void
+receive_cancel(struct rdti_request *receive, const struct rdt_error *err)
+{
+    struct rdti_mailbox *m = receive->mailbox;
+
+    if (receive->is_cancelled || receive->state == RDTI_REQUEST_DRAINING)
+        return;
+    if (receive->state == RDTI_REQUEST_STAGING) {
+        refuse(receive, err);
+        return;
+    }
+    receive->is_cancelled = true;
+    receive->error = *err;
+    if (receive->state == RDTI_REQUEST_PULL)
+        return; /* the task sees it at the next slice */
+    rdti_mailbox_nack(m, receive->id, RDTI_ID_IS_YOURS, err);
+    if (receive->owns_region)
+        end_grant(receive); /* later writes of the peer are refused */
+}
+
 void
 rdti_receive_begin(struct rdti_mailbox *m, struct rdti_request *receive,
                    const struct rdti_message *head, const struct rdti_rts *rts)
@@ -407,6 +428,7 @@ rdti_receive_begin(struct rdti_mailbox *m, struct rdti_request *receive,
     const struct rdti_transport_caps caps = rdti_endpoint_caps(m->ep);
 
     receive->mailbox = m;
+    receive->cancel = receive_cancel;
     receive->id = head->id;
     receive->len_bytes = head->len_bytes;
     if (head->len_bytes == 0) {
@@ -445,7 +467,7 @@ check_granted(struct rdti_request *receive, struct rdt_error *err)
 {
     const rdt_endpoint *ep = receive->mailbox->ep;
 
-    if (!rdti_context_verifies(receive->group->ctx))
+    if (!rdti_context_verifies(receive->scope->ctx))
         return true;
     receive->done_bytes = receive->len_bytes;
     if (rdti_sums_check_receive(receive, err) != RDT_OK)
@@ -526,7 +548,7 @@ rdti_receive_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error
     if (receive != NULL) {
         const bool is_staged = receive->state == RDTI_REQUEST_STAGING;
         rdti_mailbox_nack(m, id, RDTI_ID_IS_YOURS, why);
-        rdti_mailbox_note_cause(m, receive->group, why);
+        rdti_mailbox_note_cause(m, receive->scope, why);
         if (is_staged)
             rdti_request_finish(receive, (rdt_status)why->status, why);
         else
@@ -538,26 +560,6 @@ rdti_receive_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error
         drop_offer(m, id, why);
     else /* it ends by itself, and answers then, unless it must take another path */
         receive->is_nacked = true;
-}
-
-void
-rdti_receive_cancel(struct rdti_request *receive, const struct rdt_error *err)
-{
-    struct rdti_mailbox *m = receive->mailbox;
-
-    if (receive->is_cancelled || receive->state == RDTI_REQUEST_DRAINING)
-        return;
-    if (receive->state == RDTI_REQUEST_STAGING) {
-        refuse(receive, err);
-        return;
-    }
-    receive->is_cancelled = true;
-    receive->error = *err;
-    if (receive->state == RDTI_REQUEST_PULL)
-        return; /* the task sees it at the next slice */
-    rdti_mailbox_nack(m, receive->id, RDTI_ID_IS_YOURS, err);
-    if (receive->owns_region)
-        end_grant(receive); /* later writes of the peer are refused */
 }
 
 static void

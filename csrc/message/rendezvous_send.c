@@ -9,6 +9,7 @@
 #include "message/checksum.h"
 #include "message/mailbox_impl.h"
 #include "message/persistent.h"
+#include "message/request_impl.h"
 #include "wire/notify.h"
 
 #define RTS_UNITS \
@@ -35,6 +36,23 @@ need_id(struct rdti_mailbox *m, struct rdt_error *err)
     return RDT_OK;
 }
 
+/* Returns the number, if the request has one. */
+static void
+offer_forget(struct rdti_request *request)
+{
+    struct rdti_mailbox *m = request->mailbox;
+
+    if (!request->has_id)
+        return;
+    const uint32_t index = (uint32_t)request->id;
+    request->has_id = false;
+    request->forget = NULL;
+    m->ids[index].request = NULL;
+    m->ids[index].generation++;
+    m->ids[index].next_free = m->free_id;
+    m->free_id = index + 1;
+}
+
 static uint64_t
 take_id(struct rdti_mailbox *m, struct rdti_request *send)
 {
@@ -43,6 +61,7 @@ take_id(struct rdti_mailbox *m, struct rdti_request *send)
 
     m->free_id = entry->next_free;
     entry->request = send;
+    send->forget = offer_forget;
     return (uint64_t)entry->generation << 32 | index;
 }
 
@@ -54,21 +73,6 @@ find(const struct rdti_mailbox *m, uint64_t id)
     if (index >= m->id_cap || m->ids[index].generation != id >> 32)
         return NULL;
     return m->ids[index].request;
-}
-
-void
-rdti_offer_forget(struct rdti_request *request)
-{
-    struct rdti_mailbox *m = request->mailbox;
-
-    if (!request->has_id)
-        return;
-    const uint32_t index = (uint32_t)request->id;
-    request->has_id = false;
-    m->ids[index].request = NULL;
-    m->ids[index].generation++;
-    m->ids[index].next_free = m->free_id;
-    m->free_id = index + 1;
 }
 
 /* ---- Offers ------------------------------------------------------------------------------ */
@@ -99,6 +103,18 @@ describe_source(const struct rdti_mailbox *m, const struct rdti_request *send, s
     }
 }
 
+static void
+offer_cancel(struct rdti_request *send, const struct rdt_error *err)
+{
+    if (send->is_cancelled)
+        return;
+    send->is_cancelled = true;
+    send->error = *err;
+    if (send->state ==
+        RDTI_REQUEST_OFFERED) /* the receiver may be reading: it answers once it is done */
+        rdti_mailbox_nack(send->mailbox, send->id, RDTI_ID_IS_MINE, err);
+}
+
 bool
 rdti_offer_send(struct rdti_mailbox *m, struct rdti_request *send)
 {
@@ -106,7 +122,7 @@ rdti_offer_send(struct rdti_mailbox *m, struct rdti_request *send)
     struct rdti_rts rts = {0};
     uint64_t off;
     struct rdti_parcel *parcel =
-        rdti_parcel_new(&m->groups->parcels, RDTI_MESSAGE_HEAD_BYTES + RDTI_RTS_BYTES);
+        rdti_parcel_new(&m->mailboxes->parcels, RDTI_MESSAGE_HEAD_BYTES + RDTI_RTS_BYTES);
     rdt_status status = need_id(m, &err);
 
     if (status == RDT_OK && parcel == NULL)
@@ -124,14 +140,15 @@ rdti_offer_send(struct rdti_mailbox *m, struct rdti_request *send)
     }
     describe_source(m, send, &rts);
     rdti_request_become(send, RDTI_REQUEST_OFFERED);
+    send->cancel = offer_cancel;
     send->id = take_id(m, send);
     send->has_id = true;
     rdti_list_remove(&send->link);
     rdti_list_append(&m->offered, &send->link);
     parcel->head = (struct rdti_message){
         .kind = RDTI_MESSAGE_RTS,
-        .source = (uint16_t)send->group->rank,
-        .group_id = send->group->id,
+        .source = (uint16_t)send->scope->rank,
+        .group_id = send->scope->id,
         .tag = send->tag,
         .len_bytes = send->len_bytes,
         .id = send->id,
@@ -160,7 +177,7 @@ rdti_offer_send(struct rdti_mailbox *m, struct rdti_request *send)
 static void
 end_send(struct rdti_request *send, rdt_status status, const struct rdt_error *err)
 {
-    rdti_offer_forget(send);
+    offer_forget(send);
     if (status != RDT_OK && !send->is_cancelled) {
         send->is_cancelled = true;
         send->error = *err;
@@ -182,15 +199,15 @@ on_written(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
 {
     struct rdt_transfer *t = RDTI_CONTAINER(op, struct rdt_transfer, op);
     struct rdti_request *send = t->owner;
-    struct rdti_engine *engine = send->group->ctx->engine;
-    const int32_t rank = rdti_group_global_rank(send->group, send->peer);
+    struct rdti_engine *engine = send->scope->ctx->engine;
+    const int32_t rank = rdti_scope_global_rank(send->scope, send->peer);
     struct rdt_error why = {.peer_rank = rank};
 
     if (status != RDT_OK && status != RDT_ESTALE && err != NULL) /* the endpoint is about to end */
         why = *err;
     else if (status != RDT_OK) /* the receiver has taken its place back */
         (void)rdti_error_set_rank(&why, RDT_EPEER, rank, "%s gave up the receive of this message",
-                                  rdti_group_rank_name(send->group, send->peer).text);
+                                  rdti_scope_rank_name(send->scope, send->peer).text);
     rdti_engine_enter(engine); /* a lane may complete in any thread */
     rdti_transfer_op_complete(op, status, err);
     send->ops--;
@@ -244,6 +261,7 @@ rdti_offer_write(struct rdti_mailbox *m, struct rdti_request *send, const struct
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
 
     rdti_request_become(send, RDTI_REQUEST_LANE);
+    send->cancel = offer_cancel;
     rdti_list_append(&m->offered, &send->link);
     const rdt_status status =
         write_granted(m, send, place, send->len_bytes, RDTI_TRAFFIC_PLANNED, &err);
@@ -319,20 +337,8 @@ rdti_offer_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error *
     if (send == NULL)
         return;
     const bool knows = send->is_cancelled; /* this is the answer to the local NACK */
-    rdti_mailbox_note_cause(m, send->group, why);
+    rdti_mailbox_note_cause(m, send->scope, why);
     end_send(send, (rdt_status)why->status, why);
     if (!knows)
         rdti_mailbox_nack(m, id, RDTI_ID_IS_MINE, why);
-}
-
-void
-rdti_offer_cancel(struct rdti_request *send, const struct rdt_error *err)
-{
-    if (send->is_cancelled)
-        return;
-    send->is_cancelled = true;
-    send->error = *err;
-    if (send->state ==
-        RDTI_REQUEST_OFFERED) /* the receiver may be reading: it answers once it is done */
-        rdti_mailbox_nack(send->mailbox, send->id, RDTI_ID_IS_MINE, err);
 }

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/system/fork.h"
 
 rdt_status
 rdti_context_check(const rdt_context *ctx, const char *call, struct rdt_error *err)

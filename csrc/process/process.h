@@ -14,7 +14,7 @@
 #include "progress/transfer.h"
 #include "rdmatensor.h"
 #include "transport/transport.h"
-#include "wire/frame.h"
+#include "wire/endpoint/frame.h"
 #include "wire/handshake.h"
 
 /* Period of the check of set-up deadlines, and of the progress thread's heartbeats. */
@@ -26,6 +26,7 @@
 
 struct rdti_listener;
 struct rdti_groups;
+struct rdti_mailboxes;
 struct rdti_upcalls; /* endpoint/protocol.h */
 
 /* The core increments them; relaxed, read by rdt_context_counters(). `moved` has the counters of
@@ -109,6 +110,7 @@ struct rdt_context {
     uint64_t hearsay_count;     /* obituaries of processes that no path has reached */
     bool has_warned_of_hearsay; /* that no more of those are recorded */
     struct rdti_refusals refusals;
+    struct rdti_mailboxes *mailboxes;
     struct rdti_groups *groups;
     _Atomic uint32_t has_fd_user; /* rdt_context_fd() was called */
     bool has_core_work;           /* rdti_endpoints_poll() has something to check */

@@ -11,13 +11,14 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/cpu.h"
+#include "base/system/cpu.h"
 #include "base/error.h"
-#include "base/fork.h"
-#include "base/futex.h"
+#include "base/system/fork.h"
+#include "base/system/futex.h"
 #include "base/log.h"
-#include "base/memfd.h"
+#include "base/memory/memfd.h"
 #include "progress/engine_impl.h"
+#include "rdmatensor_ext.h"
 
 /* Number of attempts to take the lock before the thread sleeps in the kernel. */
 #ifdef __SANITIZE_THREAD__

@@ -7,7 +7,7 @@
  * holds the lock while asleep. The progress thread, started with the engine, drives work that no
  * thread waits for: accept, the target side of tcp, asynchronous collectives, heartbeats.
  *
- * Threads that a peer on this host wakes (base/doorbell.h):
+ * Threads that a peer on this host wakes (base/system/doorbell.h):
  *   a waiter asleep on the futex (only shm armed) or in epoll     by every notification
  *   the progress thread, asleep in epoll, nothing asynchronous    by urgent ones only
  *   the same with tasks or callbacks outstanding and no waiter    by every one (the "proxy" count)
@@ -26,7 +26,7 @@
 #include <stdint.h>
 
 #include "base/list.h"
-#include "rdmatensor.h"
+#include "rdmatensor_ext.h"
 #include "transport/transport.h"
 
 struct rdti_engine;

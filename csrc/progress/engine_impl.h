@@ -7,7 +7,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "base/doorbell.h"
+#include "base/system/doorbell.h"
 #include "progress/contention.h"
 #include "progress/engine.h"
 

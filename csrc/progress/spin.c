@@ -3,7 +3,7 @@
 #include <sched.h>
 
 #include "base/clock.h"
-#include "base/cpu.h"
+#include "base/system/cpu.h"
 #include "progress/engine_impl.h"
 
 /* A sleep and a wake-up of each rank cost more than all the work of a small collective. The ranks

@@ -4,7 +4,7 @@
 #include <sys/epoll.h>
 
 #include "base/clock.h"
-#include "base/futex.h"
+#include "base/system/futex.h"
 #include "progress/engine_impl.h"
 
 /* The progress thread checks after RDTI_PARK_LEAST_NS whether a waiter is still active, and less

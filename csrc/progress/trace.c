@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/cpu.h"
+#include "base/system/cpu.h"
 
 struct entry {
     atomic_flag lock; /* held for a few instructions: a spin is shorter than any sleep */

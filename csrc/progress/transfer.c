@@ -6,10 +6,11 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
-#include "base/cpu.h"
+#include "base/system/cpu.h"
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/system/fork.h"
 #include "progress/trace.h"
+#include "rdmatensor_ext.h"
 
 /* The hook's value after completion. Never the address of a transfer. */
 #define HOOK_DONE ((uintptr_t)1)

@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/cpu.h"
-#include "base/futex.h"
+#include "base/system/cpu.h"
+#include "base/system/futex.h"
 #include "progress/engine_impl.h"
 
 /* A wait makes this many passes before it first reads the clock. */

@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/system/fork.h"
 #include "base/text.h"
 #include "slot/slot_impl.h"
 #include "wire/fields.h"

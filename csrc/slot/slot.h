@@ -15,8 +15,8 @@
  * returns the error.
  *
  * A buffer of a static slot holds the payload; of a bounded slot, the payload and then a header
- * (wire/slot_header.h); of a dynamic slot, only the header, which says where to read. After that is
- * a place for a flag (wire/notify.h). Buffers lie stride_bytes apart in one region.
+ * (wire/endpoint/slot_header.h); of a dynamic slot, only the header, which says where to read.
+ * After that is a place for a flag (wire/notify.h). Buffers lie stride_bytes apart in one region.
  */
 #ifndef RDTI_SLOT_SLOT_H
 #define RDTI_SLOT_SLOT_H
@@ -25,7 +25,7 @@
 
 #include "endpoint/endpoint.h"
 #include "endpoint/protocol.h"
-#include "wire/frame.h"
+#include "wire/endpoint/frame.h"
 
 #define RDTI_SLOT_BUFFERS 2
 

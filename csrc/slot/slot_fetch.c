@@ -8,7 +8,7 @@
 #include "endpoint/endpoint.h"
 #include "slot/slot.h"
 #include "slot/slot_impl.h"
-#include "wire/slot_header.h"
+#include "wire/endpoint/slot_header.h"
 
 /* The header of a bounded or dynamic tensor, checked against the slot's description. */
 static rdt_status

@@ -10,7 +10,7 @@
 #include "progress/transfer.h"
 #include "slot/slot.h"
 #include "wire/notify.h"
-#include "wire/slot_header.h"
+#include "wire/endpoint/slot_header.h"
 
 struct rdt_slot {
     rdt_endpoint *ep; /* counted */

@@ -6,9 +6,10 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/system/fork.h"
 #include "slot/slot_impl.h"
 #include "wire/notify.h"
+#include "rdmatensor_ext.h"
 
 /* The user's own memory, lent for one send; the result is kept until the last read is over. */
 struct rdti_lent {

@@ -38,7 +38,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/doorbell.h"
+#include "base/system/doorbell.h"
 #include "base/list.h"
 #include "rdmatensor.h"
 #include "wire/limits.h"

@@ -1,4 +1,4 @@
-"""Limits of control groups, version 1 or 2, on this process, read as csrc/base/cgroup.c does."""
+"""Limits of control groups on this process, read as csrc/base/system/cgroup.c does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GID table of a port, ranked as csrc/transport/verbs/gid.c ranks it, with the reasons."""
+"""The GID table of a port, ranked as csrc/transport/verbs/device/gid.c ranks it; with reasons."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from rdmatensor.doctor.finding import Finding, broken, ok, slower
 from rdmatensor.doctor.machine import LIBRARY, Machine
 
 DEVICES = "sys/class/infiniband"
-# What the library locks at once before the arena; csrc/transport/verbs/nic.c.
+# What the library locks at once before the arena; csrc/transport/verbs/device/nic.c.
 MEMLOCK_LEAST_BYTES = 4 << 20
 # An Ethernet packet's bytes in addition to RDMA's payload, as the kernel assumes for RoCE.
 _ROCE_OVERHEAD_BYTES = 96
@@ -129,7 +129,7 @@ def _check_library(machine: Machine, *, has_device: bool) -> Iterator[Finding]:
 
 
 def _entries(machine: Machine, variable: str) -> list[str]:
-    """Split a list as csrc/transport/verbs/settings.c does: a comma may end it."""
+    """Split a list as csrc/transport/verbs/device/settings.c does: a comma may end it."""
     text = machine.native.get(variable, "")
     return text.removesuffix(",").split(",") if text else []
 
@@ -247,7 +247,7 @@ def _check_gids(machine: Machine, port: Port) -> Iterator[Finding]:
 
 
 def _wanted_gid(machine: Machine, device: str) -> str | None:
-    """Read "3" or "rxe0=1,rxe1=3" as csrc/transport/verbs/settings.c does: the last applies."""
+    """Read "3" or "rxe0=1,rxe1=3" as transport/verbs/device/settings.c does: the last applies."""
     found = None
     for entry in _entries(machine, "RDMATENSOR_VERBS_GID_INDEX"):
         name, equals, text = entry.partition("=")

@@ -1,4 +1,4 @@
-"""The library exports what the public header declares, and nothing else."""
+"""The library exports what the public headers declare, and nothing else."""
 
 import importlib.metadata
 import re
@@ -11,25 +11,53 @@ from rdmatensor import _rdmatensor_cffi
 
 PACKAGE = Path(_rdmatensor_cffi.__file__).parent
 HEADER = PACKAGE / "include" / "rdmatensor.h"
+EXT_HEADER = PACKAGE / "include" / "rdmatensor_ext.h"
+USER_CALLS_MOST = 70
 
 
-@pytest.fixture(scope="module")
-def declared() -> set[str]:
-    """The functions of the public header, by name."""
-    names = set(re.findall(r"^RDT_API[^;]*?\b(rdt_\w+)\(", HEADER.read_text(), re.MULTILINE))
+def calls_of(header: Path) -> set[str]:
+    """The functions of a header, by name."""
+    names = set(re.findall(r"^RDT_API[^;]*?\b(rdt_\w+)\(", header.read_text(), re.MULTILINE))
     assert len(names) > 20, "the pattern finds too few declarations to mean anything"
     return names
 
 
-def test_exports_are_the_declarations(declared: set[str]) -> None:
+@pytest.fixture(scope="module")
+def declared() -> set[str]:
+    """The functions that users call."""
+    return calls_of(HEADER)
+
+
+@pytest.fixture(scope="module")
+def exported() -> dict[str, str]:
+    """The version of each exported function, by name."""
     listing = subprocess.run(
-        ["nm", "--dynamic", "--defined-only", "--format=posix", PACKAGE / "librdmatensor.so"],
+        [
+            "nm",
+            "--dynamic",
+            "--defined-only",
+            "--with-symbol-versions",
+            "--format=posix",
+            PACKAGE / "librdmatensor.so",
+        ],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
     ).stdout.splitlines()
-    exported = {line.split("@")[0].split()[0] for line in listing if " A " not in line}
-    assert exported == declared
+    symbols = [line.split()[0] for line in listing if " A " not in line]
+    return {name: version for name, _, version in (one.partition("@@") for one in symbols)}
+
+
+def test_exports_are_the_declarations(declared: set[str], exported: dict[str, str]) -> None:
+    composed = calls_of(EXT_HEADER)
+    assert not composed & declared
+    assert {name for name, version in exported.items() if version == "RDMATENSOR_1"} == declared
+    assert {name for name, version in exported.items() if version == "RDMATENSOR_EXT_1"} == composed
+    assert set(exported) == declared | composed
+
+
+def test_few_calls_are_for_users(declared: set[str]) -> None:
+    assert len(declared) <= USER_CALLS_MOST
 
 
 def test_cffi_has_every_declaration(declared: set[str]) -> None:

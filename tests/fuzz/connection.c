@@ -18,7 +18,7 @@
 #include "transport/shm/offer.h"
 #include "wire/codecs.h"
 #include "wire/notify.h"
-#include "wire/stream.h"
+#include "wire/endpoint/stream.h"
 
 enum {
     KIND_RAW = 0, /* bytes on the first socket; up to RDTI_FRAME_LAST: a frame of that type */

@@ -7,8 +7,8 @@
 #include "transport/shm/offer.h"
 #include "transport/shm/ring.h"
 #include "wire/codecs.h"
-#include "wire/sparse.h"
-#include "wire/stream.h"
+#include "wire/group/sparse.h"
+#include "wire/endpoint/stream.h"
 
 enum { SEEDS = 24, STREAMS = 4 };
 

@@ -32,7 +32,7 @@ BLOCKS = 64
 BLOCK_BYTES = 4096
 NOTIFICATION = 7
 # More than a thread that moves data may register itself: another one does, and others' transfers go
-# on (csrc/transport/verbs/registrar.c).
+# on (csrc/transport/verbs/memory/registrar.c).
 LARGE_BYTES = 80 << 20
 REPAIRS = ("retr", "seq", "rnr", "duplicate")
 

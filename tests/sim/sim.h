@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Verbs in memory: devices, QPs and a wire between them behind csrc/transport/verbs/verbs_ops.h,
- * for unit tests and sanitizers on machines without RDMA. What it does is what a NIC does as far as
- * the transport can see: order within one QP, none between QPs; retries that end; receives that run
- * out; keys and ranges that are checked; sources read when a request goes out and not when it is
- * posted. A thread of its own is the wire.
+ * Verbs in memory: devices, QPs and a wire between them behind
+ * csrc/transport/verbs/device/verbs_ops.h, for unit tests and sanitizers on machines without RDMA.
+ * What it does is what a NIC does as far as the transport can see: order within one QP, none
+ * between QPs; retries that end; receives that run out; keys and ranges that are checked; sources
+ * read when a request goes out and not when it is posted. A thread of its own is the wire.
  *
  *     struct sim_config config = sim_default();
  *     config.device_count = 2;
@@ -17,7 +17,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "transport/verbs/verbs_ops.h"
+#include "transport/verbs/device/verbs_ops.h"
 
 #define SIM_DEVICES_MAX 4
 #define SIM_GIDS_MAX 8

@@ -333,13 +333,13 @@ def test_gids_are_ranked_and_holes_passed_over(root: Path) -> None:
 
 
 def test_scores_are_those_of_the_library() -> None:
-    code = (ROOT / "csrc/transport/verbs/gid.c").read_text()
+    code = (ROOT / "csrc/transport/verbs/device/gid.c").read_text()
     scores = dict(re.findall(r"(SCORE_(?!SAME)\w+) = (\d+)", code))
     assert len(scores) == 5
     assert {name: getattr(gids, name) for name in scores} == {
         name: int(value) for name, value in scores.items()
     }
-    nic = (ROOT / "csrc/transport/verbs/nic.c").read_text()
+    nic = (ROOT / "csrc/transport/verbs/device/nic.c").read_text()
     least = re.search(r"LEAST_MEMLOCK_BYTES \(UINT64_C\((\d+)\) << (\d+)\)", nic)
     assert least is not None
     assert int(least[1]) << int(least[2]) == rdma.MEMLOCK_LEAST_BYTES

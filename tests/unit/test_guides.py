@@ -13,7 +13,10 @@ import rdmatensor
 ROOT = Path(__file__).parents[2]
 THREADING = (ROOT / "docs/threading.md").read_text(encoding="utf-8")
 OWNERSHIP = (ROOT / "docs/ownership.md").read_text(encoding="utf-8")
-HEADER = (ROOT / "csrc/include/rdmatensor.h").read_text(encoding="utf-8")
+HEADER = "".join(
+    (ROOT / "csrc/include" / name).read_text(encoding="utf-8")
+    for name in ("rdmatensor.h", "rdmatensor_ext.h")
+)
 BOTH = pytest.mark.parametrize("document", [THREADING, OWNERSHIP], ids=["threading", "ownership"])
 
 
@@ -64,7 +67,7 @@ def test_every_thread_of_the_library_is_told() -> None:
     told = {
         "csrc/progress/engine.c": "**progress thread**",
         "csrc/memory/segment.c": "get a new piece of the arena its pages",
-        "csrc/transport/verbs/registrar.c": "that registers memory larger than 64 MiB",
+        "csrc/transport/verbs/memory/registrar.c": "that registers memory larger than 64 MiB",
         "csrc/c10d/works/completion_thread.cpp": "finishers of the `torch.distributed` backend",
         "csrc/c10d/rendezvous/store_client.cpp": (
             "on which a group of `torch.distributed` asks its store"
@@ -82,7 +85,7 @@ def test_every_thread_of_the_library_is_told() -> None:
 
 
 def test_threads_of_the_library_take_no_signals() -> None:
-    for name in ("progress/engine.c", "memory/segment.c", "transport/verbs/registrar.c"):
+    for name in ("progress/engine.c", "memory/segment.c", "transport/verbs/memory/registrar.c"):
         text = source(f"csrc/{name}")
         assert 0 <= text.find("sigfillset(") < text.find("pthread_create("), name
     torch = source("csrc/c10d/works/thread.hpp")

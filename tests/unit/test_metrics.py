@@ -201,7 +201,7 @@ def test_devices_counters_are_read_where_there_are_devices(
 
 
 def test_devices_counters_are_those_that_the_library_reads() -> None:
-    code = (Path(__file__).parents[2] / "csrc/transport/verbs/nic.c").read_text()
+    code = (Path(__file__).parents[2] / "csrc/transport/verbs/device/nic.c").read_text()
     for files in metrics._DEVICE_COUNTERS.values():
         assert ", ".join(f'"{name}"' for name in files) in code
 

@@ -49,7 +49,7 @@ def test_no_assertion_of_the_decoders_depends_on_bytes() -> None:
     function = re.compile(r"^(\w*decode\w*)\(.*?^}", flags=re.MULTILINE | re.DOTALL)
     decoders = [
         found
-        for path in sorted((ROOT / "csrc/wire").glob("*.c"))
+        for path in sorted((ROOT / "csrc/wire").rglob("*.c"))
         for found in function.finditer(path.read_text(encoding="utf-8"))
     ]
     assert len(decoders) > 10

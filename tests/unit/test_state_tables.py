@@ -16,10 +16,10 @@ ROOMS = ("memory", "endpoint", "slot", "message", "group", "api")  # of the core
 COLLECTIVE = "collectives/collective"
 # header of the table, header of the enum, file of the code's table, what states are called in C
 TABLES = [
-    ("endpoint/endpoint.h", "endpoint/endpoint.h", "endpoint/endpoint.c", "RDTI_EP_"),
+    ("endpoint/endpoint.h", "endpoint/endpoint.h", "endpoint/state.c", "RDTI_EP_"),
     ("memory/region.h", "memory/region_impl.h", "memory/region.c", "RDTI_REGION_"),
     ("group/group.h", "group/group_impl.h", "group/group_end.c", "RDTI_GROUP_"),
-    ("group/group_impl.h", "group/group_impl.h", "group/request.c", "RDTI_REQUEST_"),
+    ("message/request_impl.h", "message/request_impl.h", "message/request.c", "RDTI_REQUEST_"),
     (COLLECTIVE + ".h", COLLECTIVE + ".h", COLLECTIVE + ".c", "RDTI_COLL_"),
 ]
 ENDS = {"gone", "freed", "finished"}  # which are no states of the code's
@@ -106,7 +106,8 @@ def test_a_table_that_tells_something_else_is_seen() -> None:
     header = (CSRC / "endpoint/endpoint.h").read_text(encoding="utf-8")
 
     assert told_by(header.replace("last close -> CLOSING", "last close -> LEFT")) != told_by(header)
-    assert "GRANTED" in told_by((CSRC / "group/group_impl.h").read_text(encoding="utf-8"))["POSTED"]
+    header = (CSRC / "message/request_impl.h").read_text(encoding="utf-8")
+    assert "GRANTED" in told_by(header)["POSTED"]
 
 
 def test_buffers_of_a_slot_go_round() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOC = (ROOT / "docs/wire.md").read_text(encoding="utf-8")
-WIRE_HEADERS = sorted((ROOT / "csrc/wire").glob("*.h"))
+WIRE_HEADERS = sorted((ROOT / "csrc/wire").rglob("*.h"))
 HEADERS = [ROOT / "csrc/include/rdmatensor.h", ROOT / "csrc/base/crypto.h", *WIRE_HEADERS]
 # Enumerations whose numbers travel; the others are names inside a process.
 WIRE_ENUMS = (

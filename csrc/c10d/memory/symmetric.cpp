@@ -11,6 +11,7 @@
 #include "c10d/memory/allocator.hpp"
 #include "c10d/rendezvous/wire.hpp"
 #include "c10d/works/gil.hpp"
+#include "rdmatensor_ext.h"
 
 namespace rdmatensor
 {

@@ -4,7 +4,7 @@
 
 extern "C" {
 #include "wire/fields.h"
-#include "wire/sparse.h"
-#include "wire/symmetric.h"
-#include "wire/told.h"
+#include "wire/group/sparse.h"
+#include "wire/group/symmetric.h"
+#include "wire/group/told.h"
 }

@@ -7,6 +7,7 @@
 
 #include "c10d/tensors.hpp"
 #include "c10d/works/work.hpp"
+#include "rdmatensor_ext.h"
 
 namespace rdmatensor
 {

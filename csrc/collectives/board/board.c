@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The ticks of a collective over boards. */
 #include "base/error.h"
-#include "base/pages.h"
+#include "base/memory/pages.h"
 #include "collectives/board/board.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "base/cache.h"
-#include "base/stream_copy.h"
+#include "base/memory/cache.h"
+#include "base/memory/stream_copy.h"
 #include "collectives/board/in_place.h"
 #include "collectives/collective.h"
 #include "collectives/team/team.h"
+#include "rdmatensor_ext.h"
 
 enum {
     /* Received data is written by non-temporal stores from half of the last-level cache on, or from

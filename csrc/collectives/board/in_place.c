@@ -16,12 +16,13 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/stream_copy.h"
+#include "base/memory/stream_copy.h"
 #include "collectives/board/board.h"
 #include "collectives/board/in_place.h"
 #include "collectives/collective.h"
 #include "collectives/team/team.h"
-#include "wire/placement.h"
+#include "wire/group/placement.h"
+#include "rdmatensor_ext.h"
 
 enum {
     BLOCK_BYTES = 16 *

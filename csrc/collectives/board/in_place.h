@@ -7,7 +7,7 @@
 
 #include "collectives/board/board.h"
 #include "collectives/team/team.h"
-#include "wire/placement.h"
+#include "wire/group/placement.h"
 
 struct rdti_placed {
     struct rdt_remote_region remotes[RDTI_TEAM_MAX];

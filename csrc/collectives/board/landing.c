@@ -15,8 +15,9 @@
 #include "collectives/board/in_place.h"
 #include "collectives/collective.h"
 #include "collectives/team/team.h"
+#include "rdmatensor_ext.h"
 #include "wire/bytes.h"
-#include "wire/placement.h"
+#include "wire/group/placement.h"
 
 enum {
     /* From here on two ticks and one pass over the payload take less than a stage's one tick and

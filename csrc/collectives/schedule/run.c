@@ -5,6 +5,7 @@
 #include "collectives/schedule/schedule.h"
 #include "collectives/schedule/step.h"
 #include "collectives/team/team.h"
+#include "rdmatensor_ext.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -13,7 +13,7 @@
 
 #include "collectives/team/team.h"
 #include "rdmatensor.h"
-#include "wire/founding.h"
+#include "wire/group/founding.h"
 
 extern const struct rdti_costs rdti_costs_built_in;
 

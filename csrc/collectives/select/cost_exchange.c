@@ -6,6 +6,7 @@
 
 #include "collectives/collective.h"
 #include "collectives/team/team.h"
+#include "rdmatensor_ext.h"
 
 /* In addition to the tags of the set-up. */
 #define TAG_TABLE (UINT64_C(3) << 62 | 2)

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/stream_copy.h"
+#include "base/memory/stream_copy.h"
 #include "collectives/collective.h"
 #include "collectives/team/team.h"
 

@@ -3,6 +3,7 @@
  * wait for it; then each becomes what it would have been. */
 #include "collectives/collective.h"
 #include "collectives/team/team.h"
+#include "rdmatensor_ext.h"
 
 /* Endpoints are opened here because the first use of a member may wait for its address. */
 static rdt_status

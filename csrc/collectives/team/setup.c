@@ -9,7 +9,8 @@
 #include "collectives/collective.h"
 #include "collectives/select/cost_exchange.h"
 #include "collectives/team/team.h"
-#include "wire/founding.h"
+#include "wire/group/founding.h"
+#include "rdmatensor_ext.h"
 
 /* In addition to the tags of schedules, which have bit 63 set and bit 62 clear. */
 #define TAG_FOUNDING (UINT64_C(3) << 62)

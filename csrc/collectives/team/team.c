@@ -10,6 +10,7 @@
 #include "collectives/collective.h"
 #include "collectives/select/choice.h"
 #include "collectives/select/cost.h"
+#include "rdmatensor_ext.h"
 
 static void
 destroy(struct rdti_team *team)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Executes the next operation: the copy, then the notification. */
-#include "base/copy.h"
+#include "base/memory/copy.h"
 #include "base/error.h"
 #include "transport/shm/attempt.h"
 #include "wire/notify.h"

@@ -10,10 +10,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/cpu.h"
+#include "base/system/cpu.h"
 #include "base/crypto.h"
 #include "base/error.h"
-#include "base/memfd.h"
+#include "base/memory/memfd.h"
 #include "transport/shm/offer.h"
 
 static_assert(sizeof(struct rdti_doorbell) <= SHM_DOORBELL_BYTES, "the doorbell's page");

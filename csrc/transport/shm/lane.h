@@ -36,7 +36,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/doorbell.h"
+#include "base/system/doorbell.h"
 #include "base/list.h"
 #include "transport/shm/limits.h"
 #include "transport/shm/process.h"

@@ -8,7 +8,7 @@
 #include <sys/uio.h>
 
 #include "base/error.h"
-#include "base/permit.h"
+#include "base/system/permit.h"
 
 /* 0, an errno, or -1: the bytes there differ. */
 static int

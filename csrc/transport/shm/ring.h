@@ -8,7 +8,7 @@
  * other's stores: the receiver's position is its own private count, and an impossible word or head
  * is a protocol error.
  *
- * Wake-ups, in the terms of base/doorbell.h (all seq_cst):
+ * Wake-ups, in the terms of base/system/doorbell.h (all seq_cst):
  *   arrival  the sender publishes the entry, then rings the receiver's bell.
  *   room     the sender sets producer_waits, then checks head again; the receiver publishes head,
  *            then checks producer_waits and rings the sender's bell. One of the two sees the

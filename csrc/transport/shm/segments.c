@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "base/memfd.h"
+#include "base/memory/memfd.h"
 #include "transport/shm/limits.h"
 
 rdt_status

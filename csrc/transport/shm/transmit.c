@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * write(), read() and map(), which run in the callers' threads. */
-#include "base/copy.h"
+#include "base/memory/copy.h"
 #include "base/error.h"
 #include "base/range.h"
 #include "transport/shm/attempt.h"

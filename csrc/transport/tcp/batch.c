@@ -144,8 +144,8 @@ add_requests(struct rdti_tcp_stream *s)
     }
 }
 
-/* Refusals precede all heads that acknowledge a later message: see wire/stream.h. All of them
- * fit. */
+/* Refusals precede all heads that acknowledge a later message: see wire/endpoint/stream.h. All of
+ * them fit. */
 static void
 add_controls(struct rdti_tcp_stream *s)
 {

@@ -16,19 +16,6 @@ enum outcome {
     OUTCOME_BROKEN /* the lane has failed */
 };
 
-void
-rdti_tcp_release_part(struct rdti_tcp_stream *stream)
-{
-    const struct rdti_host *host = stream->lane->tcp->host;
-
-    rdti_tcp_pool_give(&stream->lane->tcp->lists, stream->rx.list);
-    stream->rx.list = NULL;
-    if (!stream->rx.has_target)
-        return;
-    stream->rx.has_target = false;
-    host->target_release(host->core, &stream->rx.target);
-}
-
 /* Fails the lane, because the peer broke the protocol or memory is short. The error adds the peer
  * to the cause. */
 static enum outcome

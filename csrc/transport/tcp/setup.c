@@ -12,8 +12,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/fork.h"
-#include "base/sockaddr.h"
+#include "base/system/fork.h"
+#include "base/system/sockaddr.h"
 #include "transport/tcp/tcp.h"
 
 /* Seconds. Detects a machine that vanished while nothing is sent, for lanes without the core's
@@ -94,26 +94,6 @@ on_event(void *arg, uint32_t epoll_events)
     rdti_tcp_make_hot(stream->lane);
 }
 
-void
-rdti_tcp_update_watch(struct rdti_tcp_stream *stream)
-{
-    const struct rdti_host *host = stream->lane->tcp->host;
-
-    (void)pthread_mutex_lock(&stream->lane->watch_lock);
-    if (stream->watch != NULL) {
-        /* relaxed: set before this lock was taken, by this thread or by one that takes it later */
-        const bool in = atomic_load_explicit(&stream->wants_in, memory_order_relaxed);
-        const bool out = atomic_load_explicit(&stream->wants_out, memory_order_relaxed);
-        const uint32_t events = (in ? (uint32_t)EPOLLIN : 0) | (out ? (uint32_t)EPOLLOUT : 0);
-
-        if (events != stream->watched_events) {
-            host->rewatch(host->core, stream->watch, events);
-            stream->watched_events = events;
-        }
-    }
-    (void)pthread_mutex_unlock(&stream->lane->watch_lock);
-}
-
 /* Creates a stream over fd, of which it takes ownership in every case. */
 static rdt_status
 add_socket(struct rdti_tcp_lane *lane, int fd, uint32_t index, bool is_connecting,
@@ -158,24 +138,6 @@ err_free:
 err_close:
     (void)close(fd);
     return status;
-}
-
-void
-rdti_tcp_close_stream(struct rdti_tcp_stream *stream)
-{
-    const struct rdti_host *host = stream->lane->tcp->host;
-
-    (void)pthread_mutex_lock(&stream->lane->watch_lock);
-    struct rdti_watch *watch = stream->watch;
-    stream->watch = NULL;
-    (void)pthread_mutex_unlock(&stream->lane->watch_lock);
-    if (watch != NULL)
-        host->unwatch(host->core, watch);
-    if (stream->fd >= 0) {
-        rdti_fork_close_remove(stream->fd);
-        (void)close(stream->fd);
-        stream->fd = -1;
-    }
 }
 
 static rdt_status

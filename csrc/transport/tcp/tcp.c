@@ -12,29 +12,9 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/system/fork.h"
 
 /* ---- Attention ----------------------------------------------------------------------------- */
-
-void
-rdti_tcp_make_hot(struct rdti_tcp_lane *lane)
-{
-    if (rdti_list_is_empty(&lane->hot_link) && !lane->is_closed)
-        rdti_list_append(&lane->tcp->hot, &lane->hot_link);
-}
-
-void
-rdti_tcp_call_attention(struct rdti_tcp_lane *lane)
-{
-    struct rdti_tcp *tcp = lane->tcp;
-
-    (void)pthread_mutex_lock(&tcp->attention_lock);
-    if (rdti_list_is_empty(&lane->attention_link))
-        rdti_list_append(&tcp->attention, &lane->attention_link);
-    /* release: pairs with the acquire in take_attention() */
-    atomic_store_explicit(&tcp->has_attention, true, memory_order_release);
-    (void)pthread_mutex_unlock(&tcp->attention_lock);
-}
 
 static void
 take_attention(struct rdti_tcp *tcp)

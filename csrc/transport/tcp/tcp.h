@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Inside the tcp transport: one lane is N sockets to one peer, driven by wire/stream.h.
+ * Inside the tcp transport: one lane is N sockets to one peer, driven by wire/endpoint/stream.h.
  *
  *   tcp.c    the table of operations, the pass over all lanes
  *   ends.c   completion of ops, the end of a lane
@@ -9,6 +9,7 @@
  *   rx.c     the receive state machine of one stream
  *   parts.c  messages in order, notifications, acknowledgements, answers to reads
  *   pool.c   memory of data in flight
+ *   lane_state.c  what all files do to a lane
  *
  * Access rules. "driver": only with the engine's lock. "lock": only with lane->lock, which is never
  * held while the host or an op's complete() is called. A sending thread holds it through sendmsg(),
@@ -29,7 +30,7 @@
 #include "base/list.h"
 #include "transport/transport.h"
 #include "wire/handshake.h"
-#include "wire/stream.h"
+#include "wire/endpoint/stream.h"
 
 /* One core saturates a loopback socket, and two sockets only add switches between them
  * (bench/floor: 1 stream 5.3 GB/s, 4 streams no more). A NIC of 25 Gbit/s or more needs several
@@ -360,10 +361,17 @@ struct rdti_tcp_lane {
     uint32_t kicks;                   /* bit i: stream i has something new to send */
 };
 
-/* ---- tcp.c */
+/* ---- lane_state.c */
 /* Make the driver poll the lane in its next pass. */
 void rdti_tcp_make_hot(struct rdti_tcp_lane *lane);       /* driver */
 void rdti_tcp_call_attention(struct rdti_tcp_lane *lane); /* any thread, lock not held */
+/* Pass wants_in and wants_out to the host's watch. Any thread, lock not held. */
+void rdti_tcp_update_watch(struct rdti_tcp_stream *stream);
+void rdti_tcp_close_stream(struct rdti_tcp_stream *stream); /* driver, phase is FAILED */
+/* Release the pin and memory of the part that is being received. driver */
+void rdti_tcp_release_part(struct rdti_tcp_stream *stream);
+/* Stop sending; the driver then ends the lane. lock */
+void rdti_tcp_break_sending(struct rdti_tcp_stream *stream, int sys_errno);
 static inline uint32_t
 rdti_tcp_phase_of(const struct rdti_tcp_lane *lane)
 {
@@ -404,9 +412,6 @@ void rdti_tcp_check_ready(struct rdti_tcp_lane *lane);
 void rdti_tcp_become_ready(struct rdti_tcp_lane *lane);
 /* Connections in progress, deadline. Returns work done. driver */
 uint32_t rdti_tcp_setup_step(struct rdti_tcp_lane *lane);
-/* Pass wants_in and wants_out to the host's watch. Any thread, lock not held. */
-void rdti_tcp_update_watch(struct rdti_tcp_stream *stream);
-void rdti_tcp_close_stream(struct rdti_tcp_stream *stream); /* driver, phase is FAILED */
 
 /* ---- batch.c: all under lock */
 /* Set the cursor to `op`, or to the first op after it of which this stream carries a part; NULL:
@@ -424,8 +429,6 @@ bool rdti_tcp_is_striped(const struct rdti_tcp_lane *lane, uint64_t len_bytes);
 void rdti_tcp_start_stream(struct rdti_tcp_stream *stream);
 rdt_status rdti_tcp_write(struct rdti_lane *lane, struct rdti_op *op, struct rdt_error *err);
 rdt_status rdti_tcp_read(struct rdti_lane *lane, struct rdti_op *op, struct rdt_error *err);
-/* Stop sending; the driver then ends the lane. lock */
-void rdti_tcp_break_sending(struct rdti_tcp_stream *stream, int sys_errno);
 /* Send a stream's queue, at most budget_bytes. Takes lock. driver. Returns the bytes sent. */
 uint64_t rdti_tcp_push(struct rdti_tcp_stream *stream, uint64_t budget_bytes);
 /* The number of the last write whose bytes were all passed to a socket. lock */
@@ -435,8 +438,6 @@ uint32_t rdti_tcp_sent_number(const struct rdti_tcp_lane *lane);
 /* Receive on one stream until it is empty or the budget is used up. Returns the amount of work
  * done. driver */
 uint32_t rdti_tcp_receive(struct rdti_tcp_stream *stream, uint64_t *budget_bytes);
-/* Release the pin and memory of the part that is being received. driver */
-void rdti_tcp_release_part(struct rdti_tcp_stream *stream);
 
 /* ---- parts.c: all driver */
 /* Takes a head's ack (and refusal). RDT_EPROTO if it decreases or exceeds the sent writes. */

@@ -8,16 +8,6 @@
 #include "base/range.h"
 #include "transport/tcp/tcp.h"
 
-void
-rdti_tcp_break_sending(struct rdti_tcp_stream *stream, int sys_errno)
-{
-    struct rdti_tcp_lane *lane = stream->lane;
-
-    lane->tx_errno = sys_errno;
-    lane->tx_errno_stream = stream->index;
-    atomic_store_explicit(&lane->is_tx_broken, true, memory_order_relaxed);
-}
-
 static bool
 batch_is_sent(const struct rdti_tcp_batch *b)
 {

@@ -5,8 +5,9 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "transport/verbs/flag.h"
 #include "transport/verbs/down.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/lane.h"
 #include "wire/notify.h"
 
 /* Receives are posted in batches: a call costs as much as ten more of its entries. */
@@ -44,59 +45,6 @@ fail_poll(struct rdti_verbs_link *link, int result, int sys_errno)
 }
 
 /* ---- Send completions ----------------------------------------------------------------------- */
-
-static bool
-is_finished(const struct rdti_op *op)
-{
-    return op->scratch[RDTI_VERBS_OP_STEPS] > 0 && op->scratch[RDTI_VERBS_OP_OPEN] == 0 &&
-           op->scratch[RDTI_VERBS_OP_STEP] >= op->scratch[RDTI_VERBS_OP_STEPS];
-}
-
-/*
- * QPs finish in any order, but no write completes before the writes that were called before it: its
- * caller may then write there again, or reuse all their sources, while one of them still waits for
- * another QP, and is sent a second time if that QP breaks. Reads are not ordered.
- */
-static void
-take_complete(struct rdti_verbs_lane *lane, struct rdti_op *op, struct rdti_list *done)
-{
-    struct rdti_list *next;
-
-    if (op->kind == RDTI_OP_READ) {
-        rdti_list_remove(&op->link);
-        rdti_list_append(done, &op->link);
-        return;
-    }
-    for (struct rdti_list *at = lane->ops.next; at != &lane->ops; at = next) {
-        struct rdti_op *first = RDTI_CONTAINER(at, struct rdti_op, link);
-
-        next = at->next;
-        if (first->kind == RDTI_OP_READ)
-            continue;
-        if (!is_finished(first))
-            return;
-        rdti_list_remove(at);
-        rdti_list_append(done, at);
-    }
-}
-
-void
-rdti_verbs_retire(struct rdti_verbs_lane *lane, const struct rdti_verbs_record *record,
-                  struct rdti_list *done)
-{
-    struct rdti_op *op = record->op;
-
-    if (record->piece >= 0) {
-        if (record->is_read)
-            memcpy(record->local, lane->stage + (uint64_t)record->piece * RDTI_VERBS_STAGE_BYTES,
-                   record->len_bytes);
-        lane->stage_free |= 1u << record->piece;
-    }
-    if (op == NULL || --op->scratch[RDTI_VERBS_OP_OPEN] > 0 ||
-        op->scratch[RDTI_VERBS_OP_STEP] < op->scratch[RDTI_VERBS_OP_STEPS])
-        return;
-    take_complete(lane, op, done);
-}
 
 static void
 take_sent(struct rdti_verbs_link *link, const struct ibv_wc *wc)
@@ -396,17 +344,5 @@ rdti_verbs_arm_lane(struct rdti_verbs_lane *lane)
         /* It fails only if the device has failed; its event or the next post reports that. */
         if (!link->is_armed && link->state <= RDTI_VERBS_LINK_DRAINING)
             link->is_armed = lane->verbs->ops->req_notify_cq(link->cq, 0) == 0;
-    }
-}
-
-void
-rdti_verbs_disarm(struct rdti_verbs *verbs, const struct ibv_cq *cq)
-{
-    for (struct rdti_list *at = verbs->lanes.next; at != &verbs->lanes; at = at->next) {
-        struct rdti_verbs_lane *lane = RDTI_CONTAINER(at, struct rdti_verbs_lane, node);
-
-        for (uint32_t i = 0; i < lane->link_count; i++)
-            if (lane->links[i].cq == cq)
-                lane->links[i].is_armed = false;
     }
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A link that breaks while others continue: stopped, drained, reported by DOWN, settled (the table
- * in verbs.h). All [driver]. */
+ * in lane.h). All [driver]. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "transport/verbs/down.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/lane.h"
 
 static uint32_t
 count_good(const struct rdti_verbs_lane *lane)
@@ -108,7 +108,7 @@ stop_rest_of(struct rdti_verbs_link *link)
     for (uint32_t i = 0; status == RDT_OK && i < link->qp_count; i++)
         if (link->qps[i]->stop_errno != 0)
             status = destroy_unstopped(link->qps[i], &err);
-    (void)rdti_verbs_deliver(lane);
+    (void)lane->deliver(lane);
     if (status != RDT_OK)
         rdti_verbs_fail(lane, &err);
 }
@@ -173,31 +173,6 @@ rdti_verbs_break_unposted(struct rdti_verbs_lane *lane)
 }
 
 /* ---- Draining ------------------------------------------------------------------------------- */
-
-void
-rdti_verbs_keep_error(struct rdti_verbs_qp *qp, const struct ibv_wc *wc)
-{
-    if (wc->status == IBV_WC_SUCCESS || wc->status == IBV_WC_WR_FLUSH_ERR || qp->wc_status != 0)
-        return;
-    qp->wc_status = (int)wc->status;
-    qp->vendor_err = wc->vendor_err;
-}
-
-void
-rdti_verbs_note_flush(struct rdti_verbs_link *link, const struct ibv_wc *wc)
-{
-    struct rdti_verbs_qp *qp = rdti_verbs_qp_of(link, wc->wr_id);
-    const uint64_t sequence = wc->wr_id & UINT64_C(0xffffffffffff);
-
-    rdti_verbs_count_flush(link->lane, wc);
-    if (qp == NULL)
-        return;
-    rdti_verbs_keep_error(qp, wc);
-    if (wc->wr_id >> 56 == RDTI_VERBS_WR_RX)
-        qp->is_rx_flushed = true; /* receives end in order */
-    else if (sequence >= qp->tx_flushed)
-        qp->tx_flushed = sequence + 1;
-}
 
 static bool
 is_drained(struct rdti_verbs_link *link)

@@ -3,18 +3,13 @@
 #ifndef RDTI_VERBS_DOWN_H
 #define RDTI_VERBS_DOWN_H
 
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/lane.h"
 
 /* ---- down.c [driver] */
 /* The link becomes unusable; the lane continues, or ends if it has no other link: check the phase
  * afterwards. */
 __attribute__((cold)) void rdti_verbs_break_link(struct rdti_verbs_link *link,
                                                  const struct rdt_error *err);
-/* A completion with an error, of a link that drains. */
-__attribute__((cold)) void rdti_verbs_note_flush(struct rdti_verbs_link *link,
-                                                 const struct ibv_wc *wc);
-/* Keeps the first error of a QP that is not a flush, for describe(). */
-void rdti_verbs_keep_error(struct rdti_verbs_qp *qp, const struct ibv_wc *wc);
 /* Destroy QPs that did not go to ERR when their link broke. Only in a pass: it may deliver, and end
  * the lane. */
 void rdti_verbs_stop_rest(struct rdti_verbs_lane *lane);
@@ -35,8 +30,6 @@ void rdti_verbs_stop_link(struct rdti_verbs_link *link);
 bool rdti_verbs_is_over(struct rdti_verbs_link *link);
 
 /* ---- lost.c [driver] */
-/* Any thread, lock is held. Numbers a message that begins. */
-void rdti_verbs_number(struct rdti_verbs_lane *lane, struct rdti_op *op);
 /* No link is left. False: no other lane may replace this one. */
 bool rdti_verbs_lose(struct rdti_verbs_lane *lane, const struct rdt_error *err);
 /* Fences a lost lane when its links are drained. */
@@ -46,9 +39,5 @@ bool rdti_verbs_fence(struct rdti_lane *base, const struct rdt_error *why);
 rdt_status rdti_verbs_hand_over(struct rdti_lane *base, uint64_t delivered,
                                 void (*take)(void *arg, struct rdti_op *op, uint32_t notify),
                                 void *arg, struct rdt_error *err);
-
-/* ---- ends.c */
-/* Counts a completion if it is a flushed request. */
-void rdti_verbs_count_flush(struct rdti_verbs_lane *lane, const struct ibv_wc *wc);
 
 #endif

@@ -9,9 +9,9 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "transport/verbs/device/gid.h"
 #include "transport/verbs/down.h"
-#include "transport/verbs/gid.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/lane.h"
 
 /* ---- Breaking the links of a port ----------------------------------------------------------- */
 

@@ -23,10 +23,12 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/system/fork.h"
 #include "base/log.h"
 #include "base/range.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/flag.h"
+#include "transport/verbs/memory/memory.h"
+#include "transport/verbs/lane.h"
 #include "wire/bytes.h"
 #include "wire/notify.h"
 

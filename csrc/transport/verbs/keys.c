@@ -6,7 +6,9 @@
 
 #include "base/error.h"
 #include "base/range.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/flag.h"
+#include "transport/verbs/keys.h"
+#include "transport/verbs/lane.h"
 
 static bool
 is_meant(const struct rdti_verbs_remote *remote, uint8_t access, uint32_t segment, uint32_t index,

@@ -9,10 +9,12 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "transport/verbs/flag.h"
+#include "transport/verbs/keys.h"
+#include "transport/verbs/memory/memory.h"
+#include "transport/verbs/wish.h"
 #include "transport/verbs/down.h"
-#include "transport/verbs/gid.h"
-#include "transport/verbs/registrar.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/lane.h"
 
 /* ---- The offer ------------------------------------------------------------------------------ */
 
@@ -109,7 +111,8 @@ rdti_verbs_make_offer(void *state, const struct rdti_lane_args *args, struct rdt
 
     if (lane == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "verbs lane: %zu bytes", sizeof(*lane));
-    lane->base.transport = &rdti_transport_verbs;
+    lane->base.transport = verbs->transport;
+    lane->deliver = rdti_verbs_deliver;
     lane->verbs = verbs;
     lane->args = *args;
     lane->max_chunk_bytes = UINT64_C(1) << 30; /* a length has 32 bits, a message 31 */
@@ -175,41 +178,6 @@ rdti_verbs_connect(struct rdti_lane *base, struct rdti_offer *peer, struct rdt_e
 }
 
 /* ---- Words ---------------------------------------------------------------------------------- */
-
-void
-rdti_verbs_send_words(struct rdti_verbs_lane *lane, const struct rdti_verbs_words *words)
-{
-    const struct rdti_host *host = lane->verbs->host;
-    uint8_t bytes[RDTI_LANE_WORDS_MAX_BYTES];
-    const size_t len = rdti_verbs_words_encode(words, bytes);
-
-    host->send_words(host->core, &lane->base, bytes, (uint32_t)len);
-}
-
-/* From the order of nics to the order of the offer's ports; a device may be missing there. */
-static void
-order_keys(const struct rdti_verbs_lane *lane, struct rdti_verbs_words *key)
-{
-    const struct rdti_verbs_words all = *key;
-
-    key->rkey_count = lane->own.port_count;
-    memset(key->rkeys, 0, sizeof(key->rkeys));
-    for (uint32_t i = 0; i < lane->own.port_count; i++)
-        key->rkeys[i] = all.rkeys[lane->port_nics[i]];
-}
-
-void
-rdti_verbs_send_key(struct rdti_verbs_lane *lane, struct rdti_verbs_words *key, rdt_status status,
-                    const struct rdt_error *err)
-{
-    if (status != RDT_OK)
-        rdti_log(status == RDT_ESTALE ? RDT_LOG_DEBUG : RDT_LOG_ERROR,
-                 "verbs: rank %d gets no key for piece %u, region %u: %s", lane->args.peer_rank,
-                 key->segment, key->index, err->message);
-    if (key->kind == RDTI_VERBS_KEY)
-        order_keys(lane, key);
-    rdti_verbs_send_words(lane, key);
-}
 
 static rdt_status
 answer_key(struct rdti_verbs_lane *lane, const struct rdti_verbs_words *get, struct rdt_error *err)

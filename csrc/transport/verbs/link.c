@@ -18,8 +18,9 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "transport/verbs/gid.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/flag.h"
+#include "transport/verbs/device/gid.h"
+#include "transport/verbs/lane.h"
 
 static void
 say(struct rdti_verbs_link *link, enum rdti_verbs_word kind)
@@ -140,7 +141,7 @@ become_ready(struct rdti_verbs_lane *lane)
     rdti_verbs_agree_flags(lane);
     (void)rdti_verbs_push(lane);
     host->on_ready(host->core, &lane->base);
-    (void)rdti_verbs_deliver(lane); /* the peer may have been ready earlier and written */
+    (void)lane->deliver(lane); /* the peer may have been ready earlier and written */
 }
 
 /* Each link with its own reason. */

@@ -12,7 +12,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "transport/verbs/down.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/lane.h"
 #include "wire/notify.h"
 
 /* Not with flags: they are not counted, and two may arrive in either order. Not if the peer posts
@@ -25,13 +25,6 @@ may_move(const struct rdti_verbs_lane *lane, const struct rdt_error *why)
     return host->may_move != NULL && lane->rx_flags == 0 && lane->peer_flags == 0 &&
            why->wc_status != IBV_WC_RNR_RETRY_EXC_ERR && !lane->is_closed &&
            host->may_move(host->core, &lane->base);
-}
-
-void
-rdti_verbs_number(struct rdti_verbs_lane *lane, struct rdti_op *op)
-{
-    lane->tx_notes[lane->tx_messages % RDTI_VERBS_IMMS] = op->notify;
-    op->scratch[RDTI_VERBS_OP_MESSAGE] = ++lane->tx_messages;
 }
 
 bool
@@ -81,7 +74,7 @@ rdti_verbs_watch_loss(struct rdti_verbs_lane *lane)
         if (lane->links[i].state == RDTI_VERBS_LINK_DRAINING &&
             !rdti_verbs_is_over(&lane->links[i]))
             return;
-    (void)rdti_verbs_deliver(lane);
+    (void)lane->deliver(lane);
     if (rdti_verbs_phase_of(lane) != RDTI_VERBS_READY)
         return;
     for (uint32_t i = 0; i < lane->link_count; i++)

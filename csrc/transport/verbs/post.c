@@ -3,6 +3,8 @@
 #include <assert.h>
 #include <errno.h>
 
+#include "transport/verbs/flag.h"
+#include "transport/verbs/memory/memory.h"
 #include "transport/verbs/post.h"
 
 /* After a refusal the device gets no more requests: accepted and refused ones must stay

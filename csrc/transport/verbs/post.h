@@ -3,7 +3,7 @@
 #ifndef RDTI_VERBS_POST_H
 #define RDTI_VERBS_POST_H
 
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/lane.h"
 
 /* Whether a write's bytes are inline in the request. */
 static inline bool

@@ -6,7 +6,7 @@
 
 #include "base/crypto.h"
 #include "base/error.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/lane.h"
 
 #define PSN_MASK UINT32_C(0xffffff)
 

@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The verbs transport's table of operations and its pass over the lanes. */
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/system/fork.h"
 #include "base/log.h"
+#include "transport/verbs/flag.h"
+#include "transport/verbs/memory/registrar.h"
+#include "transport/verbs/memory/memory.h"
+#include "transport/verbs/wish.h"
 #include "transport/verbs/down.h"
-#include "transport/verbs/registrar.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/lane.h"
 
 /* ---- The pass ------------------------------------------------------------------------------- */
 
@@ -29,7 +33,7 @@ has_trouble(const struct rdti_verbs_lane *lane)
 static bool
 wants_more(const struct rdti_verbs_lane *lane, uint32_t work)
 {
-    /* relaxed: hints that the lock orders, see verbs.h, or this thread's own; seq_cst: see rides()
+    /* relaxed: hints that the lock orders, see lane.h, or this thread's own; seq_cst: see rides()
      * in tx.c */
     return rdti_verbs_phase_of(lane) != RDTI_VERBS_READY ||
            (work > 0 && atomic_load_explicit(&lane->has_queued, memory_order_relaxed)) ||
@@ -102,23 +106,6 @@ verbs_arm(void *state)
     rdti_verbs_arm_flags(verbs);
 }
 
-void
-rdti_verbs_sweep(struct rdti_verbs *verbs)
-{
-    if (!verbs->has_closed)
-        return;
-    verbs->has_closed = false;
-    for (struct rdti_list *node = verbs->lanes.next, *next; node != &verbs->lanes; node = next) {
-        struct rdti_verbs_lane *lane = RDTI_CONTAINER(node, struct rdti_verbs_lane, node);
-
-        next = node->next;
-        if (!lane->is_closed)
-            continue;
-        rdti_list_remove(&lane->node);
-        rdti_verbs_free_lane(lane);
-    }
-}
-
 static uint32_t
 verbs_poll(void *state)
 {
@@ -144,7 +131,10 @@ verbs_open(const struct rdti_host *host, void **state_out, struct rdt_error *err
 
     if (verbs == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "verbs: %zu bytes", sizeof(*verbs));
+    verbs->transport = &rdti_transport_verbs;
     verbs->host = host;
+    verbs->on_async = rdti_verbs_on_async;
+    verbs->on_channel = rdti_verbs_on_channel;
     verbs->flag_timer_fd = -1;
     rdti_list_init(&verbs->lanes);
     rdti_list_init(&verbs->memories);
@@ -183,6 +173,7 @@ verbs_close(void *state)
 {
     struct rdti_verbs *verbs = state;
 
+    assert(rdti_list_is_empty(&verbs->wishes)); /* the last lane is closed */
     rdti_verbs_close_registrar(verbs);
     rdti_verbs_free_memories(verbs);
     rdti_verbs_close_flags(verbs);

@@ -3,12 +3,49 @@
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/error.h"
 #include "base/range.h"
+#include "transport/verbs/keys.h"
+#include "transport/verbs/memory/memory.h"
 #include "transport/verbs/down.h"
 #include "transport/verbs/post.h"
 #include "wire/notify.h"
+
+/* ---- The stage ------------------------------------------------------------------------------ */
+
+/* Lock is held. Create the staging buffer, registered on every port, for unregistered memory. */
+static rdt_status
+tx_make_stage(struct rdti_verbs_lane *lane, struct rdt_error *err)
+{
+    const size_t len = RDTI_VERBS_STAGE_PIECES * RDTI_VERBS_STAGE_BYTES;
+    struct rdti_verbs *verbs = lane->verbs;
+
+    /* Shared: a forked child gets no copy of its pages, and the device keeps this process's. */
+    void *addr = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (addr == MAP_FAILED)
+        return rdti_error_set(err, RDT_ENOMEM, errno, "verbs: a stage of %zu bytes", len);
+    (void)pthread_mutex_lock(&verbs->mr_lock);
+    const rdt_status status = rdti_verbs_register_on(verbs, rdti_verbs_nics_left(verbs), addr, len,
+                                                     IBV_ACCESS_LOCAL_WRITE, lane->stage_mrs, err);
+    (void)pthread_mutex_unlock(&verbs->mr_lock);
+    if (status != RDT_OK) {
+        (void)munmap(addr, len);
+        return status;
+    }
+    lane->stage = addr;
+    lane->stage_free = (1u << RDTI_VERBS_STAGE_PIECES) - 1;
+    return RDT_OK;
+}
+
+/* Lock is held. Numbers a message that begins. */
+static void
+tx_number(struct rdti_verbs_lane *lane, struct rdti_op *op)
+{
+    lane->tx_notes[lane->tx_messages % RDTI_VERBS_IMMS] = op->notify;
+    op->scratch[RDTI_VERBS_OP_MESSAGE] = ++lane->tx_messages;
+}
 
 /* ---- Cutting -------------------------------------------------------------------------------- */
 
@@ -240,7 +277,7 @@ prepare(struct rdti_verbs_lane *lane, struct rdti_op *op, bool may_flag, struct 
     }
     if (!is_staged(op) || lane->stage != NULL)
         return WENT;
-    return rdti_verbs_make_stage(lane, err) == RDT_OK ? WENT : REFUSED;
+    return tx_make_stage(lane, err) == RDT_OK ? WENT : REFUSED;
 }
 
 /* Prepare the cursor's op, when it is next. REFUSED: *err has the reason. */
@@ -275,7 +312,7 @@ static void
 number(struct rdti_verbs_lane *lane, struct rdti_op *op)
 {
     if (op->scratch[RDTI_VERBS_OP_STEP] == 0 && is_message(op))
-        rdti_verbs_number(lane, op);
+        tx_number(lane, op);
 }
 
 /* Posts as many steps of one op as there is room for. A message takes its place in the window
@@ -466,7 +503,7 @@ post_at_once(struct rdti_verbs_lane *lane, struct rdti_op *op)
     op->scratch[RDTI_VERBS_OP_OPEN] = 1;
     op->scratch[RDTI_VERBS_OP_CHUNK] = lane->max_chunk_bytes;
     if (has_imm)
-        rdti_verbs_number(lane, op);
+        tx_number(lane, op);
     lane->is_tx_plain = !has_imm;
     rdti_verbs_post_record(qp, &record);
     rdti_verbs_flush_chain(qp);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The last cache's size, beside what the kernel says of it. */
-#include "base/cache.h"
+#include "base/memory/cache.h"
 
 #include <sched.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Planted files in a directory of our own stand for /proc and /sys/fs/cgroup, laid out as systemd,
  * docker and kubernetes do it. */
-#include "base/cgroup.h"
+#include "base/system/cgroup.h"
 
 #include "harness.h"
 #include "planted.h"

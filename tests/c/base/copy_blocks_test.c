@@ -2,7 +2,7 @@
  * rdti_copy_blocks(): every byte of every block and no byte beside them, for all ways to store. */
 #include "harness.h"
 
-#include "base/copy.h"
+#include "base/memory/copy.h"
 
 #define DST_BYTES ((size_t)4 << 20)
 #define GUARD 0xee

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copies by each kind of store: the right bytes, none beyond, and the kind that the table says. */
-#include "base/copy.h"
+#include "base/memory/copy.h"
 
 #include <pthread.h>
 #include <sched.h>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The quotas are cgroup_test.c's matter; here is what comes from this machine. */
-#include "base/cpu.h"
+#include "base/system/cpu.h"
 
 #include <sched.h>
 
-#include "base/cgroup.h"
+#include "base/system/cgroup.h"
 #include "harness.h"
 
 /* What affinity and quota give, computed afresh. */

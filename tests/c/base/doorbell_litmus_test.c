@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Litmus test of the wake-up protocol (base/doorbell.h): two processes hand a number back and
- * forth, and each waits for it by a mixture of spinning and sleeping that brings publication and
- * sleep close together. A sleep that lasts to its end although the number was there is a lost
+ * Litmus test of the wake-up protocol (base/system/doorbell.h): two processes hand a number back
+ * and forth, and each waits for it by a mixture of spinning and sleeping that brings publication
+ * and sleep close together. A sleep that lasts to its end although the number was there is a lost
  * wake-up.
  *
  * It fails on x86-64 within a second if the publication is a release store instead of a seq_cst
@@ -14,8 +14,8 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 
-#include "base/cpu.h"
-#include "base/doorbell.h"
+#include "base/system/cpu.h"
+#include "base/system/doorbell.h"
 
 /* One hop is one publication and one wait for it. The order that loses a wake-up is rare, and the
  * plain build's to find; a sanitizer finds what it looks for in the first hops of each kind. */

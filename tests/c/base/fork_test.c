@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * After a fork: the child is known as one, and has none of our descriptors. */
-#include "base/fork.h"
+#include "base/system/fork.h"
 
 #include <fcntl.h>
 #include <pthread.h>

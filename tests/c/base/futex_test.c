@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Waiting on a word and waking, across processes too. */
-#include "base/futex.h"
+#include "base/system/futex.h"
 
 #include <pthread.h>
 #include <sys/mman.h>

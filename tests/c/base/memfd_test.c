@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Memfds: made with their seals, checked when they come from a peer, mapped with room around. */
-#include "base/memfd.h"
+#include "base/memory/memfd.h"
 
 #include <fcntl.h>
 #include <sys/eventfd.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A machine with two nodes, planted, and what its kernel may say besides. */
-#include "base/numa.h"
+#include "base/memory/numa.h"
 
 #include "harness.h"
 #include "planted.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Pages that are populated before the first store, and memory that is left alone. */
-#include "base/pages.h"
+#include "base/memory/pages.h"
 
 #include <string.h>
 #include <sys/mman.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Addresses in words, and which of them stay on the host. */
-#include "base/sockaddr.h"
+#include "base/system/sockaddr.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copies past the caches: every byte in its place, none beside it, wherever both begin and end. */
-#include "base/stream_copy.h"
+#include "base/memory/stream_copy.h"
 
 #include <stdbool.h>
 #include <stdlib.h>

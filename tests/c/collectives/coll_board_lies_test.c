@@ -4,6 +4,7 @@
 #include "collectives/fake_group.h"
 
 #include "collectives/team/team.h"
+#include "rdmatensor_ext.h"
 
 static struct fake_world world;
 static struct rdt_error results[FAKE_RANKS_MAX];

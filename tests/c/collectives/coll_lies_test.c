@@ -3,7 +3,7 @@
  * it names the member and what was wrong. */
 #include "collectives/fake_group.h"
 
-#include "wire/founding.h"
+#include "wire/group/founding.h"
 
 static struct fake_world world;
 static struct rdt_error results[FAKE_RANKS_MAX];

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "collectives/fake_messages.h"
 #include "harness.h"
+#include "rdmatensor_ext.h"
 
 uint32_t
 rdt_context_verifies(const rdt_context *ctx)

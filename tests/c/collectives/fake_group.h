@@ -21,6 +21,7 @@
 #include "collectives/fake_regions.h"
 #include "collectives/fake_world.h"
 #include "harness.h"
+#include "rdmatensor_ext.h"
 
 /* ---- Values that ranks put in: element i of one's, and of the sum over so many of them ---- */
 

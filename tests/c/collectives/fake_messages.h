@@ -8,6 +8,7 @@
 
 #include "collectives/fake_world.h"
 #include "harness.h"
+#include "rdmatensor_ext.h"
 
 /* ---- Transfers ---- */
 

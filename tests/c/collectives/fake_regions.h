@@ -10,6 +10,7 @@
 #include "collectives/fake_world.h"
 #include "collectives/schedule/scratch.h"
 #include "harness.h"
+#include "rdmatensor_ext.h"
 
 /* Puts `to` where `from` was found. */
 static inline void

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-#include "rdmatensor.h"
+#include "rdmatensor_ext.h"
 
 enum {
     FAKE_RANKS_MAX = 8,

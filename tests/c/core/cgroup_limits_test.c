@@ -6,8 +6,8 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-#include "base/cgroup.h"
-#include "base/cpu.h"
+#include "base/system/cgroup.h"
+#include "base/system/cpu.h"
 #include "proc_rig.h"
 
 #define MIB (UINT64_C(1) << 20)

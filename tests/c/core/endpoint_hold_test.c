@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 
 #include "pair_rig.h"
+#include "rdmatensor_ext.h"
 
 static struct rdt_error err;
 static atomic_uint drained;

@@ -5,6 +5,7 @@
 
 #include "proc_rig.h"
 #include "process/process.h"
+#include "rdmatensor_ext.h"
 
 enum { REGION_BYTES = 4096, AGAIN = 32 };
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/copy.h"
+#include "base/memory/copy.h"
 #include "endpoint/endpoint_impl.h"
 #include "pair_rig.h"
 

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/doorbell.h"
+#include "base/system/doorbell.h"
 #include "harness.h"
 #include "progress/engine_impl.h"
 

@@ -236,7 +236,7 @@ TEST(an_abort_names_no_rank_that_came_late)
 static bool
 is_only_rank_2_silent(const struct rig *rig)
 {
-    const struct rdti_member *members = rig->group[0]->members;
+    const struct rdti_member *members = rig->group[0]->scope.members;
 
     return rdti_endpoint_silence_ns(members[2].ep) > 2 * RDTI_HEARTBEAT_NS + RDTI_TICK_NS &&
            rdti_endpoint_silence_ns(members[1].ep) < 3 * RDTI_HEARTBEAT_NS / 2;
@@ -327,7 +327,7 @@ TEST(a_deadline_hears_what_nobody_has_read_yet)
         (void)rig_ready(rig.group[0], i);
     rdti_engine_enter(rig.ctx[2]->engine); /* as if it was stopped */
     rdti_engine_enter(rig.ctx[0]->engine);
-    rdti_endpoint_hear(rig.group[0]->members[2].ep); /* its last words before */
+    rdti_endpoint_hear(rig.group[0]->scope.members[2].ep); /* its last words before */
     test_sleep_ns(2 * RDTI_HEARTBEAT_NS + RDTI_HEARTBEAT_NS / 4);
     rdt_group_give_up(rig.group[0], &why);
     rdti_engine_leave(rig.ctx[0]->engine);
@@ -382,7 +382,7 @@ TEST(a_deadline_names_the_rank_that_has_left)
     }
     rdt_group_destroy(rig.group[2]);
     rig.group[2] = NULL;
-    CHECK_EVENTUALLY(rdt_endpoint_error(rig.group[0]->members[2].ep, NULL) != RDT_OK, 10);
+    CHECK_EVENTUALLY(rdt_endpoint_error(rig.group[0]->scope.members[2].ep, NULL) != RDT_OK, 10);
     rdt_group_give_up(rig.group[0], &why);
     CHECK_INT_EQ(why.peer_rank, 2);
     CHECK_EVENTUALLY(rdt_group_error(rig.group[1], &err) != RDT_OK, 10);

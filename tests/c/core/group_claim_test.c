@@ -11,7 +11,7 @@ check_claims(struct prey *prey_at, enum rdti_message_kind kind)
 
     head.source = 2;
     REFUSED(&head, NULL, 0, "as member 2 of group 'world', which is another process");
-    CHECK(group->members[2].ep == NULL);
+    CHECK(group->scope.members[2].ep == NULL);
     head.source = 0;
     REFUSED(&head, NULL, 0, "cannot be it");
     head.source = 3;
@@ -19,12 +19,12 @@ check_claims(struct prey *prey_at, enum rdti_message_kind kind)
     head.source = UINT16_MAX;
     REFUSED(&head, NULL, 0, "cannot be it");
     /* Known by its address, whatever its rank. */
-    group->members[2].has_uuid = true;
-    memset(group->members[2].uuid, 0xab, RDT_UUID_BYTES);
+    group->scope.members[2].has_uuid = true;
+    memset(group->scope.members[2].uuid, 0xab, RDT_UUID_BYTES);
     head.source = 2;
     REFUSED(&head, NULL, 0, "which is another process");
-    CHECK(group->members[2].ep == NULL);
-    group->members[2].has_uuid = false;
+    CHECK(group->scope.members[2].ep == NULL);
+    group->scope.members[2].has_uuid = false;
     head.source = 1;
     IGNORED(&head, NULL, 0);
 }
@@ -53,7 +53,7 @@ TEST(ranks_of_another_job_are_not_compared)
     group->job_id = other;
     IGNORED(&head, NULL, 0);
     group->job_id = own;
-    CHECK(group->members[2].ep == prey.m->ep);
+    CHECK(group->scope.members[2].ep == prey.m->ep);
     prey_free(&prey);
 }
 
@@ -66,8 +66,7 @@ TEST(a_member_of_a_group_that_comes_later_is_refused_then)
     rdt_endpoint *ep = rig_ready(rig.group[0], 1);
     rdt_group *there = rig_group(&rig, 1, "late");
     rdti_engine_enter(rig.ctx[0]->engine);
-    CHECK_OK(rdti_groups_on_interest(rig.ctx[0]->groups, rdti_mailbox_of(ep), there->id, 2, &err),
-             &err);
+    CHECK_OK(rdti_group_on_interest(rdti_mailbox_of(ep), there->scope.id, 2, &err), &err);
     rdti_engine_leave(rig.ctx[0]->engine);
     rdt_group *late = rig_group(&rig, 0, "late");
     CHECK(!rig_holds(late, 2));

@@ -8,7 +8,7 @@
 
 #include "group/group_impl.h"
 #include "harness.h"
-#include "rdmatensor.h"
+#include "rdmatensor_ext.h"
 #include "sim/sim.h"
 
 #define RIG_RANKS_MAX 4
@@ -146,9 +146,9 @@ rig_ready(rdt_group *group, uint32_t rank)
 static inline bool
 rig_holds(rdt_group *group, uint32_t rank)
 {
-    rdti_engine_enter(group->ctx->engine);
-    const bool is_held = group->members[rank].ep != NULL;
-    rdti_engine_leave(group->ctx->engine);
+    rdti_engine_enter(group->scope.ctx->engine);
+    const bool is_held = group->scope.members[rank].ep != NULL;
+    rdti_engine_leave(group->scope.ctx->engine);
     return is_held;
 }
 

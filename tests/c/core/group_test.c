@@ -3,6 +3,7 @@
 #include "core/group_rig.h"
 #include "endpoint/endpoint.h"
 #include "message/mailbox_impl.h"
+#include "rdmatensor_ext.h"
 
 #define MEGABYTE (UINT64_C(1) << 20)
 

@@ -8,6 +8,7 @@
 #include "endpoint/failures.h"
 #include "group_rig.h"
 #include "process/process.h"
+#include "rdmatensor_ext.h"
 
 /* ---- What the linker hands here (cmake/CTests.cmake) ----------------------------------------- */
 

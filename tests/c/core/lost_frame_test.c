@@ -7,6 +7,7 @@
 #include "connect/channel.h"
 #include "endpoint/endpoint_impl.h"
 #include "pair_rig.h"
+#include "rdmatensor_ext.h"
 
 static const uint32_t transports[] = {RDT_TRANSPORT_SHM, RDT_TRANSPORT_TCP};
 

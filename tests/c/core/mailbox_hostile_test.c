@@ -3,7 +3,9 @@
  * nothing, and none is read or written outside of what it names. */
 #include "core/prey_rig.h"
 #include "message/persistent.h"
+#include "message/request_impl.h"
 #include "wire/notify.h"
+#include "rdmatensor_ext.h"
 
 TEST(lies_about_lengths_and_members)
 {

@@ -130,9 +130,9 @@ end_standing(void)
 static bool
 has_requests(rdt_group *group)
 {
-    rdti_engine_enter(group->ctx->engine);
-    const bool is_any = !rdti_list_is_empty(&group->requests);
-    rdti_engine_leave(group->ctx->engine);
+    rdti_engine_enter(group->scope.ctx->engine);
+    const bool is_any = !rdti_list_is_empty(&group->scope.requests);
+    rdti_engine_leave(group->scope.ctx->engine);
     return is_any;
 }
 

@@ -5,6 +5,7 @@
 
 #include "core/stand_rig.h"
 #include "message/persistent_impl.h"
+#include "rdmatensor_ext.h"
 
 /* Goes into its place over every path; 64 KiB itself do over verbs only. */
 #define PLACED (RDTI_KEYED_MIN_BYTES + 1)
@@ -424,12 +425,12 @@ is_told(struct rig *rig, uint64_t tag)
     rdt_group *group = rig->group[0];
     bool is_there = false;
 
-    rdti_engine_enter(group->ctx->engine);
+    rdti_engine_enter(group->scope.ctx->engine);
     const struct rdti_tx_stream *stream =
-        rdti_keyed_find(rdti_mailbox_of(group->members[1].ep), group->id);
+        rdti_keyed_find(rdti_mailbox_of(group->scope.members[1].ep), group->scope.id);
     for (uint32_t i = 0; stream != NULL && i < stream->told_count; i++)
         is_there |= stream->told[i].number == tag;
-    rdti_engine_leave(group->ctx->engine);
+    rdti_engine_leave(group->scope.ctx->engine);
     return is_there;
 }
 

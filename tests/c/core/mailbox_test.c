@@ -3,6 +3,7 @@
 #include "core/group_rig.h"
 #include "endpoint/endpoint.h"
 #include "message/mailbox_impl.h"
+#include "rdmatensor_ext.h"
 
 /* Zero, inlined, around the edges of units, of the small ring, of eager and rendezvous. */
 static const uint64_t sizes[] = {0,     1,     8,     9,      63,      64,      65,     960,

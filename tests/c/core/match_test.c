@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Matching against a naive model: two lists, searched from the front. */
-#include "message/match.h"
+#include "message/match/match.h"
 
 #include <stdlib.h>
 #include <string.h>

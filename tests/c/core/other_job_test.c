@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "pair_rig.h"
+#include "rdmatensor_ext.h"
 
 #define BYTES 4096
 #define FILLER_BYTES (UINT64_C(1) << 20) /* more than the partner has in use of its arena */

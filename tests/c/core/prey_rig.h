@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "core/group_rig.h"
 #include "message/mailbox_impl.h"
+#include "rdmatensor_ext.h"
 
 /* The ring under test, exactly as long as the mailbox believes, so that a read past it is found. */
 struct prey {
@@ -86,7 +87,7 @@ plain(struct prey *prey, enum rdti_message_kind kind)
 {
     return (struct rdti_message){.kind = (uint8_t)kind,
                                  .source = 1,
-                                 .group_id = prey->rig.group[0]->id,
+                                 .group_id = prey->rig.group[0]->scope.id,
                                  .tag = 77,
                                  .consumed = prey->m->tx_consumed,
                                  .delivered = prey->m->eager_delivered};

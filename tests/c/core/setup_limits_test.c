@@ -10,6 +10,7 @@
 #include "proc_rig.h"
 #include "wire/blob.h"
 #include "wire/handshake.h"
+#include "rdmatensor_ext.h"
 
 /* Of each attempt, set-up included. */
 static uint64_t

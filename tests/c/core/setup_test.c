@@ -9,6 +9,7 @@
 #include "pair_rig.h"
 #include "process/process.h"
 #include "wire/blob.h"
+#include "rdmatensor_ext.h"
 
 static const uint32_t transports[] = {RDT_TRANSPORT_AUTO, RDT_TRANSPORT_SHM, RDT_TRANSPORT_TCP,
                                       RDT_TRANSPORT_VERBS};

@@ -72,10 +72,10 @@ stands(struct rig *rig, uint64_t tag)
 {
     rdt_group *group = rig->group[0];
 
-    rdti_engine_enter(group->ctx->engine);
-    const bool is_standing =
-        rdti_stand_find_tx(rdti_mailbox_of(group->members[1].ep), group->id, tag) != NULL;
-    rdti_engine_leave(group->ctx->engine);
+    rdti_engine_enter(group->scope.ctx->engine);
+    const bool is_standing = rdti_stand_find_tx(rdti_mailbox_of(group->scope.members[1].ep),
+                                                group->scope.id, tag) != NULL;
+    rdti_engine_leave(group->scope.ctx->engine);
     return is_standing;
 }
 
@@ -85,20 +85,20 @@ has_heard(struct rig *rig, uint64_t tag)
 {
     rdt_group *group = rig->group[0];
 
-    rdti_engine_enter(group->ctx->engine);
+    rdti_engine_enter(group->scope.ctx->engine);
     const struct rdti_tx_stream *stream =
-        rdti_stand_find_tx(rdti_mailbox_of(group->members[1].ep), group->id, tag);
+        rdti_stand_find_tx(rdti_mailbox_of(group->scope.members[1].ep), group->scope.id, tag);
     const bool is_heard = stream != NULL && stream->told_next > stream->sent;
-    rdti_engine_leave(group->ctx->engine);
+    rdti_engine_leave(group->scope.ctx->engine);
     return is_heard;
 }
 
 static inline bool
 has_requests(rdt_group *group)
 {
-    rdti_engine_enter(group->ctx->engine);
-    const bool is_any = !rdti_list_is_empty(&group->requests);
-    rdti_engine_leave(group->ctx->engine);
+    rdti_engine_enter(group->scope.ctx->engine);
+    const bool is_any = !rdti_list_is_empty(&group->scope.requests);
+    rdti_engine_leave(group->scope.ctx->engine);
     return is_any;
 }
 

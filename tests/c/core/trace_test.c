@@ -4,6 +4,7 @@
 
 #include "pair_rig.h"
 #include "progress/trace.h"
+#include "rdmatensor_ext.h"
 
 static struct rdt_error err;
 

@@ -9,7 +9,7 @@
 
 #include "group_rig.h"
 #include "pair_rig.h"
-#include "transport/verbs/limits.h"
+#include "transport/verbs/device/limits.h"
 
 #define LARGE_BYTES (RDTI_VERBS_REGISTER_NOW_BYTES + (UINT64_C(1) << 20))
 

@@ -11,7 +11,7 @@
 #include "pair_rig.h"
 #include "process/process.h"
 #include "progress/engine_impl.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/lane.h"
 
 static void
 open_pair(struct pair *pair, uint32_t force, uint32_t require, bool has_shm)

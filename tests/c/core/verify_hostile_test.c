@@ -6,7 +6,7 @@
 #include "message/mailbox_impl.h"
 #include "verify_rig.h"
 #include "wire/notify.h"
-#include "wire/sums.h"
+#include "wire/endpoint/sums.h"
 
 /* Rank 0's mailbox, with a ring of the test's own, as long as it believes, under the lock. */
 struct prey {

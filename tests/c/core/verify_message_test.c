@@ -6,6 +6,7 @@
 
 #include "group/group_impl.h"
 #include "verify_rig.h"
+#include "rdmatensor_ext.h"
 
 /* The library reads private memory of peers through this; the byte at evil_off of the message that
  * is as long is changed. */

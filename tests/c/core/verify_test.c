@@ -2,6 +2,7 @@
  * Contexts that verify, over every transport: writes, reads and slots that arrive whole pass; what
  * was changed on the way is found, named, and never given out. */
 #include "verify_rig.h"
+#include "rdmatensor_ext.h"
 
 /* ---- Writes ------------------------------------------------------------------------------ */
 

@@ -9,6 +9,7 @@
 #include "integration/steady_rig.h"
 #include "process/process.h"
 #include "sim/sim.h"
+#include "rdmatensor_ext.h"
 
 #define RANKS 2
 #define LIMIT_S 590 /* the full counts, on two busy cores */

@@ -6,6 +6,7 @@
 #define RDTI_TESTS_SWEEP_WORK_H
 
 #include "sweep_rig.h"
+#include "rdmatensor_ext.h"
 
 #define SWEEP_ROUNDS 2 /* of each phase that is not the point's: both buffers of a slot */
 #define SWEEP_COUNT_ELSEWHERE UINT64_C(100)

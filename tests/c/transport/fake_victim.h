@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #include "fake_host.h"
-#include "wire/stream.h"
+#include "wire/endpoint/stream.h"
 
 enum {
     FAKE_VICTIM_REGION_BYTES = 4096,

@@ -7,7 +7,7 @@
 #include <sys/socket.h>
 
 #include "../harness.h"
-#include "base/cpu.h"
+#include "base/system/cpu.h"
 #include "fake_host.h"
 
 struct shm_rig {

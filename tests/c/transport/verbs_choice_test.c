@@ -4,8 +4,8 @@
 
 #include <fcntl.h>
 
-#include "transport/verbs/gid.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/device/gid.h"
+#include "transport/verbs/lane.h"
 #include "verbs_rig.h"
 
 /* ---- Which GID ------------------------------------------------------------------------------ */

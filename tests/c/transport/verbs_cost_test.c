@@ -3,7 +3,7 @@
  * left to it when lanes end. On the sim, which counts. */
 #include "../harness.h"
 
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/lane.h"
 #include "verbs_rig.h"
 #include "wire/notify.h"
 

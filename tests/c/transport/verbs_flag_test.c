@@ -4,7 +4,8 @@
 #include "../harness.h"
 
 #include "sim/sim_impl.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/keys.h"
+#include "transport/verbs/lane.h"
 #include "verbs_rig.h"
 #include "wire/notify.h"
 

@@ -2,7 +2,7 @@
  * Two hosts of one process over verbs: writes, lists, reads, windows, several QPs and links. */
 #include "../harness.h"
 
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/lane.h"
 #include "verbs_rig.h"
 #include "wire/notify.h"
 

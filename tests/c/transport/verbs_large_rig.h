@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 
 #include "../harness.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/lane.h"
 #include "verbs_rig.h"
 
 #define LARGE_BYTES (RDTI_VERBS_REGISTER_NOW_BYTES + (UINT64_C(1) << 20))

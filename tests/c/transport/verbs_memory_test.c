@@ -3,7 +3,8 @@
 #include "../harness.h"
 
 #include "base/error.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/lane.h"
+#include "transport/verbs/memory/memory.h"
 #include "verbs_rig.h"
 
 /* ---- Memlock -------------------------------------------------------------------------------- */

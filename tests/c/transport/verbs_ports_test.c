@@ -2,7 +2,7 @@
  * Devices with several ports: which are taken, and which path of several is used. On the sim. */
 #include "../harness.h"
 
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/lane.h"
 #include "verbs_rig.h"
 
 static const struct sim_gid address = {.text = "::ffff:10.0.0.7"};

@@ -8,7 +8,7 @@
 #include "../memlock.h"
 #include "fake_host.h"
 #include "sim/sim.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/lane.h"
 
 struct verbs_pair {
     struct fake_host a;

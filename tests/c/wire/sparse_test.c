@@ -2,7 +2,7 @@
  * Entries of sparse tensors: as many as there can be, and none outside. */
 #include "harness.h"
 
-#include "wire/sparse.h"
+#include "wire/group/sparse.h"
 
 TEST(a_count_fits_what_the_sizes_have)
 {

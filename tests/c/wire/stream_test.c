@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Heads, lists, stripes and offers of tcp streams. */
-#include "wire/stream.h"
+#include "wire/endpoint/stream.h"
 
 #include "../harness.h"
 #include "wire/bytes.h"

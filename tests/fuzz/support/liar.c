@@ -13,9 +13,9 @@
 #include "connect/netaddr.h"
 #include "endpoint/endpoint_impl.h"
 #include "message/mailbox.h"
-#include "wire/message.h"
+#include "wire/endpoint/message.h"
 #include "wire/notify.h"
-#include "wire/stream.h"
+#include "wire/endpoint/stream.h"
 
 #define SECRET ((const uint8_t *)"secret")
 #define SECRET_BYTES 6

@@ -9,7 +9,7 @@
 
 #include "process/process.h"
 #include "wire/blob.h"
-#include "wire/frame.h"
+#include "wire/endpoint/frame.h"
 #include "wire/handshake.h"
 
 enum liar_stage { LIAR_STRANGER, LIAR_AUTHENTICATED, LIAR_JOINED, LIAR_READY, LIAR_STAGES };
