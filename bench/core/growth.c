@@ -4,25 +4,19 @@
  * again after many more transfers of mixed kinds (writes with and without notification, lists of
  * blocks, reads, regions that come and go).
  *
- *   growth [--transport shm|tcp] [--transfers N]                 default shm, 100000
+ *   rdtperf growth [--transport shm|tcp] [--count N]             default shm, 100000 transfers
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#include "bench.h"
-#include "pair.h"
 #include "process.h"
+#include "rdtperf.h"
 
 #define REGION_BYTES ((size_t)1 << 20)
 #define BLOCKS 8
 #define BURST 32 /* transfers from one notification to the next */
-
-struct settings {
-    const char *transport;
-    uint64_t transfers;
-};
 
 struct look {
     struct process_memory memory;
@@ -74,14 +68,14 @@ move_burst(struct pair *p, char *local, const struct rdt_remote_region *remote, 
 }
 
 static void
-report(const struct pair *p, const struct settings *settings, const struct look *before,
+report(const struct pair *p, const struct contest *settings, const struct look *before,
        const struct look *after)
 {
     (void)printf("{\"bench\": \"%s\", \"summary\": true, \"transport\": \"%s\", \"side\": \"%s\", "
                  "\"transfers\": %llu, \"private_bytes\": %lld, \"rss_bytes\": %lld, "
                  "\"arena_bytes\": %lld, \"descriptors\": %lld}\n",
                  bench_name, settings->transport, p->side == 0 ? "initiator" : "target",
-                 (unsigned long long)settings->transfers,
+                 (unsigned long long)settings->count,
                  (long long)(after->memory.private_bytes - before->memory.private_bytes),
                  (long long)(after->memory.rss_bytes - before->memory.rss_bytes),
                  (long long)(after->arena_bytes - before->arena_bytes),
@@ -93,8 +87,8 @@ report(const struct pair *p, const struct settings *settings, const struct look 
 static void
 run(struct pair *p, void (*step)(struct pair *p, void *arg, uint64_t number), void *arg)
 {
-    const struct settings *settings = p->arg;
-    const uint64_t bursts = settings->transfers / BURST;
+    const struct contest *settings = p->arg;
+    const uint64_t bursts = settings->count / BURST;
     const uint64_t warm_up = bursts / 10 + 1;
     struct look before = {0};
 
@@ -162,19 +156,8 @@ target_side(struct pair *p)
     rdt_region_free(region, NULL, NULL);
 }
 
-int
-main(int argc, char **argv)
+void
+perf_growth(const struct contest *options)
 {
-    static const char *const known[] = {"--transport=", "--transfers=", NULL};
-
-    bench_name = "growth";
-    bench_check_args(argc, argv, known);
-    const char *transport = bench_arg(argc, argv, "--transport");
-    const struct settings settings = {
-        .transport = transport != NULL ? transport : "shm",
-        .transfers = (uint64_t)bench_arg_number(argc, argv, "--transfers", 100000),
-    };
-    const struct pair_opts opts = {.transport = settings.transport};
-    pair_run(&opts, initiator_side, target_side, &settings);
-    return 0;
+    contest_run(options, initiator_side, target_side);
 }

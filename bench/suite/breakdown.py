@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from bench.benchlib.record import Record, text
-from bench.benchlib.verdict import time_text
+from bench.benchlib.units import time_text
 from bench.suite import samples
 
 _TIMES = {

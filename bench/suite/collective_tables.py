@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Sequence
 
 from bench.benchlib.record import Record, number, text
-from bench.benchlib.verdict import size_text, time_text
-from bench.suite import collective_targets, samples
+from bench.benchlib.units import size_text, time_text
+from bench.suite import collective_targets, samples, verbs
 from bench.suite.collective_cells import (
     Cell,
     Known,
@@ -42,7 +42,7 @@ def show(records: Sequence[Record]) -> str:
     plain = [one for one in records if row_of(one) == PLAIN]
     others = [one for one in records if row_of(one) != PLAIN]
     known = by_who(records)
-    lines = [*verdicts(records), *collective_targets.lines(records)]
+    lines = [*verdicts(records), *collective_targets.lines(records), *verbs.shares(records)]
     parts = [
         _plain(plain, known) if plain else "",
         _rewritten(others, known) if others else "",

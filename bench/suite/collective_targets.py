@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.benchlib.record import Record, number, text
-from bench.benchlib.verdict import size_text
+from bench.benchlib.units import size_text
 from bench.suite.collective_cells import Known, by_who, of_floor, over, rival_of, row_of
 from bench.suite.collectives import NOTHING
 from bench.suite.peers import OURS

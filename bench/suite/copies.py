@@ -11,15 +11,16 @@ by way of shared memory, as the variant goes. Each side has a core.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping, Sequence
 
 from bench.benchlib import programs
 from bench.benchlib.pairs import run_pair
 from bench.benchlib.record import Record, number, text
-from bench.benchlib.verdict import size_text
+from bench.benchlib.units import size_text
 from bench.suite import draws, rounds, samples
-from bench.suite.peers import COPIES
-from bench.suite.settings import KIB, MIB, Settings
+from bench.suite.peers import COPIES, Peer
+from bench.suite.settings import KIB, MIB, VERBS, Settings
 
 TOPIC = "copies"
 WANTED = 0.9
@@ -30,16 +31,25 @@ _JUDGED = {UCX: "UCX's tag", ACTIVE: "UCX's active messages", TWO_COPIES: "UCX's
 HEADS = ("tensors in a row", VARIANT, OWN, *_RIVALS, *(f"variant / {who}" for who in _RIVALS))
 _SIZES = (256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
 _QUICK_SIZES = (MIB, 16 * MIB)
+_VERBS_SIZES = (256 * KIB, MIB, 4 * MIB)
 _VOLUME = 128 * MIB  # of UCX's messages, and of a step of the variant
-_UCX_PATHS = {"shm": "sm,self", "tcp": "tcp,self"}
+_UCX_PATHS = {"shm": "sm,self", "tcp": "tcp,self", "verbs": "rc_v,ud_v,self"}
 _TWO_COPIES = "posix,sysv,self"  # without the kernel's copy out of another process
 _IN_PIECES = {"UCX_RNDV_THRESH": "inf"}  # nor the peer's mapping of what is sent
 _PATIENCE_S = 60.0
 
 
-def measure(settings: Settings, progress: rounds.Progress) -> list[Record]:
+def measure(
+    settings: Settings, _: Sequence[Peer], progress: rounds.Progress, seconds: float = 0.0
+) -> list[Record]:
     """Let all have their turns; return a record for each of them, path and size."""
-    sizes = _QUICK_SIZES if settings.is_quick else _SIZES
+    sizes = settings.sizes or (_QUICK_SIZES if settings.is_quick else _SIZES)
+    if VERBS in settings.transports:
+        sizes = settings.sizes or _VERBS_SIZES
+        os.environ |= {
+            "UCX_NET_DEVICES": f"{os.environ['RIG_DEVICE']}:1",
+            "UCX_IB_GID_INDEX": os.environ["RIG_GID_INDEX"],
+        }
     turns: list[tuple[str, rounds.Turn]] = []
     for path in settings.transports:
         turns += [
@@ -52,7 +62,7 @@ def measure(settings: Settings, progress: rounds.Progress) -> list[Record]:
                 for size in sizes
             ]
     count = settings.rounds or 3
-    seconds = settings.seconds_of("models") / 4
+    seconds = seconds or settings.seconds_of(TOPIC)
     found, failed = rounds.take(turns, count, seconds, progress, is_strict=settings.is_quick)
     return samples.merge(found) + failed
 
@@ -77,6 +87,7 @@ def _variant(who: str, path: str, sizes: Sequence[int]) -> list[Record]:
         *("--volume", str(_VOLUME)),
         *(["--same"] if who == VARIANT else []),
         environment={"RDMATENSOR_TRANSPORT": path},
+        timeout_s=300.0,  # an emulated machine takes half a minute to import torch
     )
     return [
         record_of(

@@ -21,13 +21,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from bench.benchlib import children, machine, mooncake, nixl, programs
+from bench.benchlib import children, machine, programs
 from bench.benchlib.pairs import run_pair
 from bench.benchlib.record import Record, number, text
-from bench.benchlib.verdict import size_text
-from bench.suite import reads, rounds, samples, streams, streams_rivals, tensors
+from bench.benchlib.units import size_text
+from bench.suite import peers as peers_of
+from bench.suite import reads, rounds, samples, streams, streams_rivals, tensors, verbs
 from bench.suite.peers import COPIES, GRPC_PROGRAM, OURS, Peer
-from bench.suite.settings import KIB, MIB, Settings
+from bench.suite.settings import KIB, MIB, VERBS, Settings
 
 KNOWN = "until the peer knows"
 ANSWERED = "until it is answered"
@@ -54,11 +55,13 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
             without += streams_rivals.without_room(sizes)
         has_floor = "floor" in present
         turns: list[tuple[str, rounds.Turn]] = []
-        for size in sorted({*settings.sizes_of("p2p"), *reads.sizes_of(settings), *sizes}):
+        wanted = {*settings.sizes_of("p2p"), *reads.sizes_of(settings), *sizes}
+        for size in sorted(settings.sizes_of("p2p") if VERBS in settings.transports else wanted):
             turns += _turns_of(size, settings, address, present, sizes)
-        for transport in settings.transports:
+        for transport in settings.transports if VERBS not in settings.transports else ():
             turns += streams.turns(settings, transport, [], cold, has_floor=has_floor)
-        turns += _python_turns(settings, present)
+        if VERBS not in settings.transports or "grpc-python" in (settings.peers or ()):
+            turns += _python_turns(settings, present)
         found, failed = rounds.take(
             turns,
             settings.rounds_of(),
@@ -73,6 +76,10 @@ def _turns_of(
     size: int, settings: Settings, address: str | None, present: set[str], in_a_row: Sequence[int]
 ) -> Iterator[tuple[str, rounds.Turn]]:
     """All that moves one size, what is compared side by side: the machine changes in minutes."""
+    if VERBS in settings.transports:
+        yield from verbs.turns(settings, size, present)
+        yield from _grpc_turns(replace(settings, sizes=(size,)), address) if address else ()
+        return
     alone = replace(settings, sizes=(size,))
     paths, has_floor = settings.transports, "floor" in present
     if size in settings.sizes_of("p2p"):
@@ -131,7 +138,7 @@ def _latency(
 ) -> list[Record]:
     trips = trips_of(size, is_quick=settings.is_quick)
     words = ("--transport", transport, "--wait", wait, "--size", str(size))
-    found = programs.run("latency", *words, "--rounds", "3", "--trips", str(trips))
+    found = programs.run("latency", *words, "--rounds", "3", "--count", str(trips))
     names = {"ours": (OURS, OURS), "floor": (samples.floor_name(transport), "floor")}
     return [
         samples.turn(
@@ -150,13 +157,13 @@ def _latency(
             record,
         )
         for record in found
-        if record.get("trips") == 1 and (has_floor or record["contestant"] == "ours")
+        if has_floor or record["contestant"] == "ours"
     ]
 
 
 def _shm_write(settings: Settings, size: int, *, has_floor: bool) -> list[Record]:
     seconds = 0.25 if settings.is_quick else 1.0
-    found = programs.run("shm_write", "--sizes", str(size), "--seconds", str(seconds))
+    found = programs.run("shm_write", "--size", str(size), "--seconds", str(seconds))
     seen = [record for record in found if record.get("timed") == "seen"]
     return [
         samples.turn(
@@ -279,6 +286,7 @@ _PYTHON = {
     "ours": (OURS, {"write": f"{OURS}, Python", "prepared": f"{OURS}, Python, one handle"}),
     "grpc": ("grpc-python", {"write": "gRPC Python unary", "stream": "gRPC Python stream"}),
     "nixl": ("nixl", {"prepared": "NIXL, one handle"}),
+    "nixl tuned": ("nixl", {"write": "NIXL tuned", "prepared": "NIXL tuned, one handle"}),
     "mooncake": ("mooncake", {"write": "Mooncake, over TCP"}),
 }
 
@@ -292,7 +300,7 @@ def _python_words(settings: Settings) -> list[str]:
 def _python_turns(settings: Settings, present: set[str]) -> Iterator[tuple[str, rounds.Turn]]:
     words = _python_words(settings)
     for transport in settings.transports:
-        for worker in ("ours", "nixl"):
+        for worker in ("ours", "nixl", "nixl tuned"):
             peer, ways = _PYTHON[worker]
             if peer == OURS or peer in present:
                 turn = functools.partial(_python, worker, [transport], words)
@@ -318,11 +326,11 @@ def _python(worker: str, transports: Sequence[str], words: list[str]) -> list[Re
     """A turn: two fresh processes, over the first of the paths beside which it counts."""
     peer, ways = _PYTHON[worker]
     python, environment = None, {"RDMATENSOR_TRANSPORT": transports[0]}
-    if worker == "nixl":
-        python, _ = nixl.find()
-        environment = nixl.ways(transports[0])["nixl"]
+    if peer == "nixl":
+        python, _ = peers_of.NIXL.find()
+        environment = peers_of.nixl_environment(worker, transports[0])
     elif worker == "mooncake":
-        python, _ = mooncake.find()
+        python, _ = peers_of.MOONCAKE.find()
     printed = run_pair(
         "p2p", "--contestant", worker, *words, python=python, environment=environment
     )

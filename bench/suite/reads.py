@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from bench.benchlib import programs
 from bench.benchlib.record import Record, number, text
-from bench.benchlib.verdict import size_text
+from bench.benchlib.units import size_text
 from bench.suite import rounds, samples, streams_rivals
 from bench.suite.peers import OURS
 from bench.suite.settings import KIB, MIB, MOST_BYTES, Settings

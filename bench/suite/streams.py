@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from bench.benchlib import programs
 from bench.benchlib.record import Record, number, text
-from bench.benchlib.verdict import size_text
+from bench.benchlib.units import size_text
 from bench.suite import rounds, samples
 from bench.suite.peers import OURS
 from bench.suite.settings import KIB, MIB, Settings
@@ -171,7 +171,7 @@ def _cold(
     transport: str, size: int, *, is_first: bool, is_quick: bool, has_floor: bool
 ) -> list[Record]:
     times = 1 if is_quick or size > _COLD_BYTES else 3
-    words = ("--transport", transport, "--bytes", str(size), "--rounds", str(times))
+    words = ("--transport", transport, "--size", str(size), "--rounds", str(times))
     return [
         samples.turn(
             samples.p2p_fields(

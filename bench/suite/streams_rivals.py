@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from bench.benchlib import programs
 from bench.benchlib.record import Record, number
-from bench.benchlib.verdict import size_text
+from bench.benchlib.units import size_text
 from bench.suite import rounds, samples, streams
 from bench.suite.peers import GRPC_PROGRAM
 from bench.suite.settings import MIB, Settings

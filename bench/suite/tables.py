@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.benchlib.record import Record, number, text
-from bench.benchlib.verdict import size_text, time_text
+from bench.benchlib.units import size_text, time_text
 from bench.suite import (
     breakdown,
     busy_tables,
     collective_tables,
     convergence,
     copies,
+    costs,
+    hosts,
+    links,
     model_targets,
     reads,
     samples,
-    scale_hosts,
-    scale_tables,
+    scale,
     streams,
     tensors,
 )
@@ -300,7 +302,9 @@ def models(records: Sequence[Record], rates: Sequence[Record] = ()) -> str:
                 time_text(number(record, "cpu_ns")),
                 *(_mib(record, name) for name in ("memory_bytes", "arena_bytes")),
                 f"{number(record, 'median_ns') / number(ours, 'median_ns'):.2f}" if ours else "-",
-                f"{number(record, 'distance'):.1g}" if record["peer"] != "floor" else "-",
+                f"{number(record, 'distance'):.1g}"
+                if record["peer"] != "floor" and "distance" in record
+                else "-",
             )
         )
     steps = sorted(records, key=training.place_of)
@@ -340,12 +344,6 @@ def rates_of_copies(records: Sequence[Record]) -> str:
     return "\n".join([layout(copies.HEADS, copies.rows(records)), *copies.verdicts(records)])
 
 
-def scale(records: Sequence[Record]) -> str:
-    """The model of all_reduce, where each rank has a host and where hosts have several."""
-    parts = (scale_tables.show(records), scale_hosts.show(records))
-    return "\n\n".join(part for part in parts if part)
-
-
 TABLES = {
     "p2p": p2p,
     "collectives": collective_tables.show,
@@ -353,8 +351,11 @@ TABLES = {
     "models": models,
     "convergence": curves_of_losses,
     "copies": rates_of_copies,
-    "scale": scale,
+    "scale": scale.show,
     "busy": busy_tables.show,
+    "hosts": hosts.show,
+    "links": links.show,
+    "costs": costs.show,
 }
 
 

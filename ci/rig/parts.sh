@@ -117,7 +117,7 @@ one() {
         over_device integration_sweep'
     in_turn 1 'contract suite, Python' bash -c contract_suite
     part 'raw verbs, no library' build/dev/bench/verbs_floor --device "$RIG_DEVICE" \
-        --gid "$RIG_GID_INDEX" --sizes 8,65536 --count 20 --passes 1
+        --gid "$RIG_GID_INDEX" --sizes 8,65536 --count 20
     in_turn 2 'bad input' "$python" tests/rig/bad_input.py
     in_turn 2 'doctor' "$python" tests/rig/doctor.py faults
     in_turn 2 'nothing is left behind' "$python" tests/rig/leftovers.py

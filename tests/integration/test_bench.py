@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.benchlib.pairs import run_pair, run_ranks
 from bench.benchlib.record import load, number
-from bench.suite import busy, collectives, scale
+from bench.suite import busy, collectives, model, scale
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -90,20 +90,30 @@ def test_grpc_from_python_has_calls_and_a_stream() -> None:
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.timeout(120)
 def test_each_algorithm_is_the_one_that_is_measured(transport: str) -> None:
-    algorithms = ("ring", "halving-doubling", "tree", "direct")
-    options = ["--ranks", "2,3", "--algorithms", ",".join(algorithms), "--sizes", "1024"]
+    backends = [f"rdmatensor:{name}" for name in model.ALGORITHMS]
     printed = run_ranks(
-        "scale",
+        "collectives",
         1,
-        *options,
-        *("--rounds", "2"),
+        *("--forked", "--ranks", "3", "--backends", ",".join(backends), "--sizes", "1024"),
+        *("--operations", "all_reduce", "--rounds", "3"),
         environment={"RDMATENSOR_TRANSPORT": transport},
         timeout_s=100.0,
     )
     found = [scale.record_of(said, transport) for said in collectives.by_key(printed).values()]
-    cells = {(record["op"], record["ranks"]) for record in found}
-    assert cells == {(name, ranks) for name in algorithms for ranks in (2, 3)}
-    assert all(record["samples"] == 2 for record in found)
+    assert [(record["op"], record["ranks"]) for record in found] == [
+        (name, 3) for name in model.ALGORITHMS
+    ]
+
+
+@pytest.mark.timeout(120)
+def test_hosts_with_several_ranks_are_compared_with_all_ranks_alone() -> None:
+    options = ["--sizes", "1024", "--layout", "001", "--rounds", "1", "--peers", "gloo"]
+    done = _rdmatensor("bench", "hosts", *options)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "hierarchical" in lines[1]
+    assert sum(line.startswith("all_reduce") for line in lines) == 3
+    assert any(line.startswith("geometric means: ") for line in lines)
 
 
 @pytest.mark.timeout(120)

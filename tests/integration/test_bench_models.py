@@ -152,15 +152,11 @@ def test_a_trainer_that_is_closed_holds_no_group(tmp_path: Path) -> None:
 @pytest.mark.timeout(150)
 def test_the_copy_variant_moves_tensors_in_a_row(transport: str) -> None:
     """More than a message holds of small ones, and pieces that end within a tensor."""
-    rings = ("1048576:2", "262144:1:2:1")
-    words = ("--sizes", "4096,9000000", "--steps", "2", "--rings", ",".join(rings))
+    words = ("--sizes", "4096,9000000", "--steps", "2")
     found = run_pair(
         "copy_rate", *words, environment={"RDMATENSOR_TRANSPORT": transport}, timeout_s=140.0
     )
-    rows = [(one["size"], one["tensors"], one["ring"]) for one in found]
-    assert rows == [
-        (size, count, ring) for size, count in ((4096, 512), (9_000_000, 3)) for ring in rings
-    ]
+    assert [(one["size"], one["tensors"]) for one in found] == [(4096, 512), (9_000_000, 3)]
     assert all(len(one["raw_ns"]) == 2 for one in found)  # type: ignore[arg-type]
 
 
@@ -184,7 +180,7 @@ class Loop:
         self._calls, self._slots = copy_variant._Calls(*names), (handle * 1)(1)
         self.end = object.__new__(copy_variant.End)
         self.end._ring = copy_variant._Ring(
-            ctypes.pointer(self._calls), self._slots, 1, piece_bytes, 0, 0, 0
+            ctypes.pointer(self._calls), self._slots, 1, piece_bytes, 0, 0
         )
 
     def _get(self, _slot: int, _timeout: int, view: int, _err: int) -> int:

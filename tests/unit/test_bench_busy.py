@@ -14,7 +14,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from bench.benchlib.record import Record, Result, Run, number
+from bench.benchlib.record import Record, number
 from bench.suite import busy, busy_tables, command, rounds, samples, tables
 from bench.suite.settings import Settings
 from bench.workers import busy as busy_worker
@@ -228,20 +228,6 @@ def test_without_gloo_there_are_no_ratios() -> None:
     shown = busy_tables.show(ours)
     assert "barrier, 2 ranks, shm" in shown
     assert "Gloo" not in shown
-
-
-def test_the_block_of_the_docs_has_a_row_for_each_load() -> None:
-    records = [
-        *_records("all_reduce", 8, [1.0], [4.0]),
-        *_records("all_reduce", 8, [1.0], [4.0], burners=0),
-    ]
-    keys = ("commit", "cores", "processor", "family_model", "kernel")
-    machine: Record = {**dict.fromkeys(keys, "some"), "is_virtual": True}
-    result = Result("full", "rdmatensor bench busy", machine, [Run(records, 0.0, 1.0)])
-    told = busy_tables.block(result)
-    assert "| 2 ranks, shm | 2 spinning | 1 | 0.25 | - | 0 | all_reduce 8 B: 0.25 |" in told
-    assert "| 2 ranks, shm | no burners | 1 | 0.25 | - | 0 | all_reduce 8 B: 0.25 |" in told
-    assert "- slower than Gloo: 0 of 2 cells" in told
 
 
 def test_each_turn_is_another_round(

@@ -122,7 +122,7 @@ def test_a_plan_that_is_slower_than_adoption_falls_short() -> None:
 
 
 def test_the_faster_server_counts_in_each_model() -> None:
-    names = models.NAMES
+    names = models.OF_THE_PAPER
     slow = [
         one for name in names[:4] for one in step_records({**STEPS_MS, "grpc_cpp": 300}, model=name)
     ]

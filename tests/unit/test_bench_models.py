@@ -65,9 +65,9 @@ def test_the_copy_variant_has_no_row_of_more_than_two_ranks(
 
 
 def test_quick_has_all_models_only_where_it_has_all_the_time() -> None:
-    assert models.names_of(Settings(("models",), is_quick=True)) == models.NAMES
+    assert models.names_of(Settings(("models",), is_quick=True)) == models.OF_THE_PAPER
     assert models.names_of(Settings(is_quick=True)) == models.QUICK_NAMES
-    assert models.names_of(Settings()) == models.NAMES
+    assert models.names_of(Settings()) == models.OF_THE_PAPER
     assert models.names_of(Settings(models=("gru",))) == ("gru",)
     alone, among = Settings(("models",), is_quick=True), Settings(is_quick=True)
     assert alone.seconds_of("models") > among.seconds_of("models")

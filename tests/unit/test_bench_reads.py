@@ -9,11 +9,10 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from bench_made_up import merged, result_of
 
 from bench.benchlib import programs
 from bench.benchlib.record import Record
-from bench.suite import doc_messages, p2p, plots, reads, samples, streams, tables
+from bench.suite import p2p, plots, reads, samples, streams, tables
 from bench.suite.peers import OURS
 from bench.suite.settings import KIB, MIB, Settings
 
@@ -47,14 +46,6 @@ def _ucx(ns: int, path: str = "shm", size: int = 8) -> list[Record]:
     return samples.merge([samples.turn(one, [ns]) for _ in range(3) for one in fields])
 
 
-def _block(records: list[Record]) -> list[str]:
-    message = samples.p2p_fields(
-        OURS, OURS, "shm", 8, language="C", wait="spinning", timed=samples.HALF
-    )
-    found = [merged(message, [100]), *records]
-    return doc_messages.block(result_of(found)).split("\n\n")
-
-
 def test_reads_are_rows_of_their_own() -> None:
     found = [*_reads("ours", 100), *_reads("floor", 50), *_ucx(300)]
     assert {record["timed"] for record in found} == {"a read alone", "16 reads under way"}
@@ -74,45 +65,6 @@ def test_the_table_has_tails_rate_processor_time_and_ratio() -> None:
     assert floor.split()[-4:] == ["0.160", "1.5", "0.25", "0.50"]
     (ucx,) = [one for one in lines if "UCX get, spinning, a read alone" in one]
     assert ucx.split()[-4:] == ["0.027", "-", "-", "3.00"]  # too few for tails or processor time
-
-
-def test_the_page_has_reads_only_where_the_results_do() -> None:
-    assert "one-sided" not in "".join(_block([]))
-    large = [*_reads("ours", 1000, path="tcp", size=MIB), *_ucx(900, "tcp", MIB)]
-    *_, table, notes = _block([*_reads("ours", 100), *_reads("floor", 50), *large])
-    head, _, small, other = table.splitlines()
-    assert head.startswith("| one-sided reads, C | a read alone | 16 reads under way |")
-    assert small.count("100 ns (100-100), **0.50**") == 2
-    assert small.endswith("| a |")
-    assert other.count("1 us (1-1), UCX **0.90**") == 2
-    assert other.endswith("| b, c |")
-    assert "a: ours makes a transfer of each read" in notes
-    assert "b: tcp, a read alone, UCX get: why is not known yet" in notes
-
-
-def test_small_reads_under_way_over_tcp_share_the_core_with_the_progress_thread() -> None:
-    floor = _reads("floor", 40, path="tcp")
-    deep = _printed("ours", 100, path="tcp", depth=16)
-    for raw_ns, wanted in (
-        ([100] * 500 + [500] * 500, "take turns at the one core"),
-        ([100] * 1000, "16 reads under way, plain socket: why is not known yet"),
-    ):
-        ours = samples.merge([reads.record_of({**deep, "raw_ns": raw_ns}) for _ in range(3)])
-        *_, notes = _block([*ours, *floor])
-        assert wanted in notes
-
-
-def test_each_loss_of_reads_is_told_and_one_that_nobody_explains_is_an_error() -> None:
-    found = [*_reads("ours", 100), *_reads("floor", 50)]
-    message = samples.p2p_fields(
-        OURS, OURS, "shm", 8, language="C", wait="spinning", timed=samples.HALF
-    )
-    lost = doc_messages.losses(result_of([merged(message, [100]), *found]))
-    assert [(loss.topic, loss.who, loss.of) for loss in lost] == [
-        ("reads, shm", "memcpy", reads.timed_of(depth)) for depth in reads.DEPTHS
-    ]
-    with pytest.raises(ValueError, match="grpc-cpp is faster in reads over shm"):
-        _block([*_reads("ours", 100), *[{**one, "peer": "grpc-cpp"} for one in _ucx(50)]])
 
 
 def test_there_is_a_turn_for_each_size_depth_and_way_of_waiting(
@@ -159,5 +111,4 @@ def test_ucx_tells_what_is_typical_of_one_and_the_mean_of_many(
 def test_reads_have_pictures_of_their_own(tmp_path: Path) -> None:
     found = [*_reads("ours", 100), *_reads("ours", 900, size=MIB), *_reads("floor", 50)]
     files = [picture.file for picture in plots.p2p(found, tmp_path)]
-    assert "p2p_shm_a_read_alone.png" in files
-    assert "p2p_shm_16_reads_under_way.png" in files
+    assert files == ["p2p_shm_time.png", "p2p_shm_rate.png"]

@@ -81,7 +81,7 @@ def test_the_table_has_rate_processor_time_and_ratio() -> None:
 def test_a_picture_needs_two_sizes(tmp_path: Path) -> None:
     assert plots.p2p(_rows("ours", 1000), tmp_path) == []
     both = [*_rows("ours", 1000), *_rows("ours", 3000, 4 * MIB), *_rows("floor", 900)]
-    (picture,) = plots.p2p(both, tmp_path)
+    picture, _ = plots.p2p(both, tmp_path)
     assert (tmp_path / picture.file).read_bytes().startswith(b"\x89PNG")
 
 
@@ -145,30 +145,10 @@ def test_memory_of_many_sizes_is_registered_and_a_context_is_opened_once(
         for _, turn in streams.turns(Settings(), "shm", [], sizes, has_floor=True)
         for record in turn()
     ]
-    assert [words[words.index("--bytes") + 1] for words in asked] == [str(size) for size in sizes]
+    assert [words[words.index("--size") + 1] for words in asked] == [str(size) for size in sizes]
     for step, times in (("a context", 1), ("memory that exists, registered", len(sizes))):
         of_step = [record for record in found if record["timed"] == streams.COLD + step]
         assert len(of_step) == times, step
-
-
-def test_a_cold_start_has_a_picture_without_rates(tmp_path: Path) -> None:
-    """A rate, or a floor's time over ours, would be of steps that have nothing in common."""
-    found = [
-        samples.turn(
-            samples.p2p_fields(who, peer, "tcp", size, language="C", wait="spinning", timed=step),
-            [size + 1],
-        )
-        for size in (8, MIB)
-        for who, peer, step in (
-            (OURS, OURS, f"{streams.COLD}memory in the arena"),
-            (OURS, OURS, f"{streams.COLD}second write"),
-            ("memfd, populated", "floor", f"{streams.COLD}memory of the system's"),
-        )
-    ]
-    (picture,) = plots.p2p(samples.merge(found), tmp_path)
-    assert picture.file == "p2p_tcp_cold.png"
-    assert (tmp_path / picture.file).read_bytes().startswith(b"\x89PNG")
-    assert plots.p2p(samples.merge(found[:3]), tmp_path) == []  # of one size
 
 
 def test_memory_that_finds_no_room_is_named() -> None:
