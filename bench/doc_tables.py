@@ -23,7 +23,7 @@ from bench.benchlib.machine import ROOT
 from bench.benchlib.record import Record, Result, load, number, text
 from bench.benchlib.units import size_text
 from bench.suite import busy_tables, convergence, samples, scale, streams, tables
-from bench.suite import collective_cells as cells
+from bench.suite import collective_tables as cells
 from bench.suite import models as training
 from bench.suite.collectives import net_samples
 from bench.suite.peers import OURS

@@ -5,7 +5,7 @@ shared memory beside a memcpy and a flag; there nobody reads what arrives but gR
 has to copy it. What a reader costs a writer is in a second figure of larger writes over shared
 memory: the time until the other process knows, which has read the last ones, beside the best of
 several copies (`shm_write`). What a tensor gains by what is in tensors.py,
-messages in a row in streams.py, one-sided reads in reads.py. From Python, and apart
+messages in a row and one-sided reads in streams.py. From Python, and apart
 from the others: 8 B by half a round trip, and 64 MiB until the answer to it is here. All but
 ucx_perftest compare what arrives in a pass of their own, before anything is timed.
 """
@@ -26,7 +26,7 @@ from bench.benchlib.pairs import run_pair
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.units import size_text
 from bench.suite import peers as peers_of
-from bench.suite import reads, rounds, samples, streams, streams_rivals, tensors, verbs
+from bench.suite import rounds, samples, streams, tensors, verbs
 from bench.suite.peers import COPIES, GRPC_PROGRAM, OURS, Peer
 from bench.suite.settings import KIB, MIB, VERBS, Settings
 
@@ -52,14 +52,14 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
             except (RuntimeError, OSError) as error:  # the others go on
                 without.append(progress.failure("gRPC C++", error))
         if address is not None:
-            without += streams_rivals.without_room(sizes)
+            without += streams.without_room(sizes)
         has_floor = "floor" in present
         turns: list[tuple[str, rounds.Turn]] = []
-        wanted = {*settings.sizes_of("p2p"), *reads.sizes_of(settings), *sizes}
+        wanted = {*settings.sizes_of("p2p"), *streams.read_sizes(settings), *sizes}
         for size in sorted(settings.sizes_of("p2p") if VERBS in settings.transports else wanted):
             turns += _turns_of(size, settings, address, present, sizes)
         for transport in settings.transports if VERBS not in settings.transports else ():
-            turns += streams.turns(settings, transport, [], cold, has_floor=has_floor)
+            turns += streams.cold_turns(settings, transport, cold, has_floor=has_floor)
         if VERBS not in settings.transports or "grpc-python" in (settings.peers or ()):
             turns += _python_turns(settings, present)
         found, failed = rounds.take(
@@ -76,29 +76,43 @@ def _turns_of(
     size: int, settings: Settings, address: str | None, present: set[str], in_a_row: Sequence[int]
 ) -> Iterator[tuple[str, rounds.Turn]]:
     """All that moves one size, what is compared side by side: the machine changes in minutes."""
+    alone = replace(settings, sizes=(size,))
     if VERBS in settings.transports:
         yield from verbs.turns(settings, size, present)
-        yield from _grpc_turns(replace(settings, sizes=(size,)), address) if address else ()
+        yield from _grpc_turns(alone, address) if address is not None else ()
         return
-    alone = replace(settings, sizes=(size,))
-    paths, has_floor = settings.transports, "floor" in present
     if size in settings.sizes_of("p2p"):
-        for transport in paths:
+        for transport in settings.transports:
             yield from _c_turns(alone, transport, present)
             yield from _ucx_turns(alone, transport, present)
         yield from _grpc_turns(alone, address) if address is not None else ()
-        for transport in paths:
+        for transport in settings.transports:
             yield from tensors.turns(alone, transport, has_copies=COPIES in present)
     if size in in_a_row:
-        for transport in paths:
-            yield from streams.turns(settings, transport, [size], [], has_floor=has_floor)
-            yield from _ucx_rows(settings, transport, present, [size])
-        if address is not None:
-            yield from streams_rivals.grpc_turns(settings, address, [size])
-    if size in reads.sizes_of(settings):
-        for transport in paths:
-            yield from reads.turns(alone, transport, has_floor=has_floor)
-            yield from _ucx_reads(alone, transport, present)
+        for transport in settings.transports:
+            yield from _row_turns(alone, transport, present)
+        yield from streams.grpc_turns(settings, address, [size]) if address is not None else ()
+    if size in streams.read_sizes(settings):
+        for transport in settings.transports:
+            yield from _read_turns(alone, transport, present)
+
+
+def _row_turns(
+    settings: Settings, transport: str, present: set[str]
+) -> Iterator[tuple[str, rounds.Turn]]:
+    path = UCX_PATHS[transport]
+    yield from streams.turns(settings, transport, settings.sizes, has_floor="floor" in present)
+    yield from (
+        streams.ucx_turns(settings, transport, path, settings.sizes) if "ucx" in present else ()
+    )
+
+
+def _read_turns(
+    settings: Settings, transport: str, present: set[str]
+) -> Iterator[tuple[str, rounds.Turn]]:
+    path = UCX_PATHS[transport]
+    yield from streams.read_turns(settings, transport, has_floor="floor" in present)
+    yield from streams.ucx_read_turns(settings, transport, path) if "ucx" in present else ()
 
 
 def _c_turns(
@@ -235,7 +249,7 @@ def _grpc(words: list[str], name: str, size: int, transports: Sequence[str]) -> 
 # Of two round trips ucx_perftest 1.13 calls half of one typical: 7 ms where both took 13.
 _UCX_LEAST_TRIPS = 10
 _UCX_TESTS = {"UCX put": "ucp_put_lat", "UCX tag": "tag_lat"}
-_UCX_PATHS = {"shm": "sm,self", "tcp": "tcp,self"}
+UCX_PATHS = {"shm": "sm,self", "tcp": "tcp,self"}
 
 
 def _ucx_turns(
@@ -256,22 +270,8 @@ def _ucx_turns(
                 timed=samples.HALF,
             )
             words = ["-t", test, "-s", str(size), "-n", str(trips), "-w", str(warm_up_of(trips))]
-            turn = functools.partial(_ucx, words, fields, _UCX_PATHS[transport])
+            turn = functools.partial(_ucx, words, fields, UCX_PATHS[transport])
             yield f"{name}, {transport} {size_text(size)}", turn
-
-
-def _ucx_rows(
-    settings: Settings, transport: str, present: set[str], sizes: Sequence[int]
-) -> Iterator[tuple[str, rounds.Turn]]:
-    if "ucx" in present:
-        yield from streams_rivals.ucx_turns(settings, transport, _UCX_PATHS[transport], sizes)
-
-
-def _ucx_reads(
-    settings: Settings, transport: str, present: set[str]
-) -> Iterator[tuple[str, rounds.Turn]]:
-    if "ucx" in present:
-        yield from reads.ucx_turns(settings, transport, _UCX_PATHS[transport])
 
 
 def _ucx(words: list[str], fields: Record, path: str) -> list[Record]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.benchlib import programs
 from bench.benchlib.record import Record, number
 from bench.benchlib.units import size_text
-from bench.suite import reads, rounds, samples, streams, tensors
+from bench.suite import rounds, samples, streams, tensors
 from bench.suite.peers import OURS
 from bench.suite.settings import KIB, MIB, Settings
 
@@ -30,7 +30,7 @@ _LATENCIES = {
         ("ib_write_lat", "ib_send_lat"),
         (("write", 0), ("imm", 0), ("imm", _PAUSE_NS), ("send", 0)),
     ),
-    reads.ALONE: (("ib_read_lat",), (("read", 0), ("read", _PAUSE_NS))),
+    streams.ALONE: (("ib_read_lat",), (("read", 0), ("read", _PAUSE_NS))),
 }
 _WRITES = "ib_write_bw"
 _TYPICAL, _AVERAGE = 4, 3  # columns of perftest's rows: the median in us, MiB/s on average
@@ -53,7 +53,7 @@ def turns(settings: Settings, size: int, present: set[str]) -> Iterator[tuple[st
     """Return the turns of one size."""
     word = f"verbs {size_text(size)}"
     yield f"latency, {word}", functools.partial(_ours, "latency", size, samples.HALF)
-    yield f"reads, {word}", functools.partial(_ours, "reads", size, reads.ALONE)
+    yield f"reads, {word}", functools.partial(_ours, "reads", size, streams.ALONE)
     for timed, (tools, operations) in _LATENCIES.items():
         for tool in tools if PERFTEST in present else ():
             yield f"{tool}, {word}", functools.partial(_latency_of, tool, size, timed)

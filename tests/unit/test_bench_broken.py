@@ -77,8 +77,13 @@ def test_the_others_go_on_without_it(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     server = _program(tmp_path / "server", "exit 1")
     monkeypatch.setattr(p2p, "_grpc_server", lambda serve=p2p._grpc_server: serve(server))
     monkeypatch.setattr(p2p, "_c_turns", c_turns)
-    for module in (p2p.tensors, p2p.streams, p2p.reads):
-        monkeypatch.setattr(module, "turns", lambda *_, **__: [])
+    for module, name in (
+        (p2p.tensors, "turns"),
+        (p2p.streams, "turns"),
+        (p2p.streams, "read_turns"),
+        (p2p.streams, "cold_turns"),
+    ):
+        monkeypatch.setattr(module, name, lambda *_, **__: [])
     monkeypatch.setattr(p2p, "_python_turns", lambda *_: [])
     present = [peer for peer in peers.PEERS if peer.name == "grpc-cpp"]
     settings = Settings(("p2p",), is_quick=True, transports=("shm",), rounds=2)
