@@ -104,10 +104,10 @@ def of_floor(record: Record, known: Known) -> Share | None:
 
 def show(records: Sequence[Record]) -> str:
     """All cells, and who won where."""
-    from bench.suite import collective_targets  # which judges what is here
+    from bench.suite import targets  # which judges what is here
 
     known = by_who(records)
-    lines = [*verdicts(records), *collective_targets.lines(records), *verbs.shares(records)]
+    lines = [*verdicts(records), *targets.of_collectives(records), *verbs.shares(records)]
     parts = [
         layout(_HEADS, [_line(record, known) for record in _sorted(records)]),
         textwrap.fill(_NOTE, _WIDTH),

@@ -12,22 +12,20 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from bench.benchlib import programs
 from bench.benchlib.pairs import run_pair
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.units import size_text
-from bench.suite import draws, rounds, samples
+from bench.suite import rounds, samples
 from bench.suite.peers import COPIES, Peer
 from bench.suite.settings import KIB, MIB, VERBS, Settings
 
 TOPIC = "copies"
-WANTED = 0.9
 VARIANT, OWN = "copy variant", "copy variant, tensors of their own"
 UCX, ACTIVE, TWO_COPIES = "UCX tag", "UCX active messages", "UCX tag, two copies"
 _RIVALS = {UCX: "tag_bw", ACTIVE: "ucp_am_bw", TWO_COPIES: "tag_bw"}  # -> ucx_perftest's test
-_JUDGED = {UCX: "UCX's tag", ACTIVE: "UCX's active messages", TWO_COPIES: "UCX's two copies"}
 HEADS = ("tensors in a row", VARIANT, OWN, *_RIVALS, *(f"variant / {who}" for who in _RIVALS))
 _SIZES = (256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
 _QUICK_SIZES = (MIB, 16 * MIB)
@@ -142,64 +140,3 @@ def rows(records: Sequence[Record]) -> list[tuple[str, ...]]:
         )
         for (path, size), rates in _cells(records).items()
     ]
-
-
-def _of_ucx(records: Sequence[Record], path: str, who: str) -> dict[int, draws.Ratio]:
-    """Return the variant's rate over a rival's, by size."""
-    by_size: dict[int, dict[str, Record]] = {}
-    for record in records:
-        if record["transport"] == path:
-            of_size = by_size.setdefault(int(number(record, "size")), {})
-            of_size[text(record, "contestant")] = record
-    return {
-        size: draws.ratio(of_size[who], of_size[VARIANT])
-        for size, of_size in sorted(by_size.items())
-        if {VARIANT, who} <= set(of_size)
-    }
-
-
-def verdicts(records: Sequence[Record]) -> list[str]:
-    """Say where the variant is no slower than what others have, where it is, and what is noise."""
-    lines = []
-    for path in dict.fromkeys(text(record, "transport") for record in records):
-        for who, name in _JUDGED.items():
-            ratios = _of_ucx(records, path, who)
-            said = {size: ratio.judged(WANTED) for size, ratio in ratios.items()}
-            if not ratios:
-                continue
-            line = f"{path}, {VARIANT}, rate over {name} >= {WANTED:g}: {_met(said)}"
-            for verdict, word in (("missed", "short"), ("undecided", "undecided")):
-                told = [
-                    f"{size_text(size)} {ratio.words}"
-                    for size, ratio in ratios.items()
-                    if said[size] == verdict
-                ]
-                line += f"; {word}: {', '.join(told)}" if told else ""
-            lines.append(line)
-    return lines
-
-
-def standing(records: Sequence[Record], path: str) -> str:
-    """Say in a few words whether the variant of a path reaches what others have in this run."""
-    told = []
-    for who in (UCX, ACTIVE):
-        said = {n: one.judged(WANTED) for n, one in _of_ucx(records, path, who).items()}
-        if said:
-            told.append((_JUDGED[who], said))
-    if not told:
-        return f"whether the variant itself reaches {WANTED:g} of UCX was not measured in this run"
-    words = ", ".join(f"of {name} at {_count(said)}" for name, said in told)
-    is_reached = any(set(said.values()) == {"met"} for _, said in told)
-    is_open = any("missed" not in said.values() for _, said in told)
-    verdict = "reached" if is_reached else "undecided" if is_open else "not reached"
-    return f"{WANTED:g} of UCX's rate by the variant itself {verdict}: {words}"
-
-
-def _met(said: Mapping[int, draws.Verdict]) -> str:
-    decided = [verdict for verdict in said.values() if verdict != "undecided"]
-    return f"{decided.count('met')} of {len(decided)} sizes"
-
-
-def _count(said: Mapping[int, draws.Verdict]) -> str:
-    undecided = sum(verdict == "undecided" for verdict in said.values())
-    return _met(said) + (f" ({undecided} undecided)" if undecided else "")

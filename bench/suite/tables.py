@@ -15,10 +15,10 @@ from bench.suite import (
     costs,
     hosts,
     links,
-    model_targets,
     samples,
     scale,
     streams,
+    targets,
     tensors,
 )
 from bench.suite import models as training
@@ -223,11 +223,8 @@ def _kib(size_bytes: float) -> str:
     return f"{size_bytes / KIB:.0f} KiB"
 
 
-def models(records: Sequence[Record], rates: Sequence[Record] = ()) -> str:
-    """Time of a training step, what of it communication costs, memory, and the targets.
-
-    rates: of the copy variant, beside UCX.
-    """
+def models(records: Sequence[Record]) -> str:
+    """Time of a training step, what of it communication costs, memory, and the targets."""
     heads = (
         *("", "who", "p50", "p10", "p90", "exposed", "99 % of draws", "share", "CPU a step"),
         *("memory MiB", "arena MiB", "times planned", "from Gloo's"),
@@ -259,7 +256,9 @@ def models(records: Sequence[Record], rates: Sequence[Record] = ()) -> str:
     more = ["", layout(breakdown.HEADS, parts), ""] if parts else []
     fault_heads, faults = breakdown.faults(steps, _model_name)
     more += ([] if more else [""]) + [layout(fault_heads, faults), ""] if faults else []
-    return "\n".join([layout(heads, lines), *more, *model_targets.verdicts(records, rates)])
+    return "\n".join(
+        [layout(heads, lines), *more, *training.apart(records), *targets.of_models(records)]
+    )
 
 
 def _drawn(exposed: Exposed | None) -> str:
@@ -288,7 +287,7 @@ def curves_of_losses(records: Sequence[Record]) -> str:
 
 def rates_of_copies(records: Sequence[Record]) -> str:
     """The copy variant of models, and what others would use in its place."""
-    return "\n".join([layout(copies.HEADS, copies.rows(records)), *copies.verdicts(records)])
+    return layout(copies.HEADS, copies.rows(records))
 
 
 TABLES = {
@@ -313,8 +312,6 @@ def of_topic(records: Sequence[Record], topic: str) -> list[Record]:
 
 def table_of(topic: str, records: Sequence[Record]) -> str:
     """Return a topic's table; records: of all topics."""
-    if topic == "models":  # one of whose targets is about another one's
-        return models(of_topic(records, topic), of_topic(records, copies.TOPIC))
     return TABLES[topic](of_topic(records, topic))
 
 
