@@ -1,4 +1,4 @@
-"""Tables of `bench busy`: each cell of both backends, means of ratios, and where Gloo is faster.
+"""Tables of `bench busy`: each cell of both backends, and means of ratios.
 
 A ratio is rdmatensor's figure over Gloo's: below 1 rdmatensor is faster. The mean, p50, p99 and
 processor time of a cell are medians of its rounds.
@@ -74,15 +74,6 @@ def cpu_ns(record: Record) -> float:
     return number(record, "call_cpu_ns")
 
 
-# What should be no worse than Gloo's, and in which words a cell is listed where it is worse.
-_WANTED: tuple[tuple[str, Callable[[Record], float]], ...] = (
-    ("slower than Gloo", mean_ns),
-    ("worst round slower than Gloo's", worst_ns),
-    ("p99 above Gloo's", p99_ns),
-    ("more CPU time than Gloo", cpu_ns),
-)
-
-
 def cells_of(records: Sequence[Record]) -> list[Cell]:
     """Return the cells that both backends have, but for waits."""
     return [one for one in _pairs(records) if one.ours["op"] != WAIT]
@@ -98,14 +89,13 @@ def _pairs(records: Sequence[Record]) -> list[Cell]:
 
 
 def show(records: Sequence[Record]) -> str:
-    """Return all cells, a line for each load, waits, and the cells in which Gloo is better."""
+    """Return all cells, a line for each load, and waits."""
     parts = [layout(_CELL_HEADS, map(_row, cells_of(records)))] if cells_of(records) else []
     if not parts:
         parts = [layout(("call", "with", "mean", "worst"), map(_row_alone, records))]
     else:
         parts.append(layout(LOAD_HEADS, load_rows(cells_of(records))))
-    parts += ["\n".join(lines) for lines in (waits(records), worse(records)) if lines]
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *waits(records)])
 
 
 def _row(cell: Cell) -> tuple[str, ...]:
@@ -161,14 +151,3 @@ def waits(records: Sequence[Record]) -> list[str]:
         for one in _pairs(records)
         if one.ours["op"] == WAIT
     ]
-
-
-def worse(records: Sequence[Record]) -> list[str]:
-    """Return how many cells have a figure that is worse than Gloo's, and which ones."""
-    cells, lines = cells_of(records), []
-    for words, of in _WANTED if cells else ():
-        bad = sorted(((cell.ratio(of), cell) for cell in cells), key=lambda one: -one[0])
-        bad = [(ratio, cell) for ratio, cell in bad if ratio > 1]
-        lines.append(f"{words}: {len(bad)} of {len(cells)} cells")
-        lines += [f"    {ratio:.2f}  {cell.name}, {', '.join(cell.load)}" for ratio, cell in bad]
-    return lines

@@ -42,7 +42,7 @@ from bench.suite import (
     setup,
     tables,
 )
-from bench.suite.model_hosts import HOST_SIZES, RANKS_PER_HOST
+from bench.suite.model import HOST_SIZES, RANKS_PER_HOST
 from bench.suite.settings import (
     ASKED_FOR,
     MOST_BYTES,

@@ -2,7 +2,7 @@
 
 model.py has the arithmetic. It is fitted to 2 to 8 ranks; 12 and 16 are measured to see its error.
 The tables have the constants, the error, the fastest algorithm where each rank has a host and where
-hosts have several ranks (model_hosts.py), and the connections of the busiest rank.
+hosts have several ranks (model.py), and the connections of the busiest rank.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bench.benchlib import programs
 from bench.benchlib.pairs import run_ranks
 from bench.benchlib.record import Record, number, summaries, text
 from bench.benchlib.units import size_text, time_text
-from bench.suite import collectives, model, model_hosts, rounds, samples
+from bench.suite import collectives, model, rounds, samples
 from bench.suite.layout import layout
 from bench.suite.peers import OURS, Peer
 from bench.suite.settings import KIB, MIB, Settings
@@ -173,12 +173,12 @@ def between_hosts(
     return name, model.of_nic(tcp.constants, latency_us, gbit)
 
 
-def paths_of(fits: Sequence[Fit], between: model.Constants) -> model_hosts.Paths | None:
+def paths_of(fits: Sequence[Fit], between: model.Constants) -> model.Paths | None:
     """Return the paths of hosts with several ranks; None where shm was not measured."""
     of_shm = {fit.has_boards: fit.constants for fit in fits if fit.transport == "shm"}
     if len(of_shm) < 2:
         return None
-    return model_hosts.Paths(between, inside=of_shm[False], boards=of_shm[True])
+    return model.Paths(between, inside=of_shm[False], boards=of_shm[True])
 
 
 def show(records: Sequence[Record]) -> str:
@@ -188,10 +188,6 @@ def show(records: Sequence[Record]) -> str:
         return "too few numbers of ranks and sizes for a model"
     parts = [
         layout(("constants", "", *CONSTANTS), [(fit.name, "", *_constants(fit)) for fit in fits]),
-        layout(
-            ("ranks that each rests on", "", *CONSTANTS),
-            [(fit.name, "", *rests_on(fit)) for fit in fits],
-        ),
         layout(
             ("the model is off by", "", "fitted, median", "worst", "12 and 16, median", "worst"),
             [(fit.name, "", *errors_of(fit)) for fit in fits],
@@ -205,7 +201,7 @@ def show(records: Sequence[Record]) -> str:
     parts.append(f"A host for each rank: {name}\n{layout(('fastest', '', *ladder), lines)}")
     paths = paths_of(fits, between)
     if paths is not None:
-        per_host = model_hosts.RANKS_PER_HOST
+        per_host = model.RANKS_PER_HOST
         if "ranks_per_host" in records[0]:
             per_host = int(number(records[0], "ranks_per_host"))
         lines = [(size, "", *cells) for size, *cells in host_winners(paths, per_host)]
@@ -217,7 +213,7 @@ def show(records: Sequence[Record]) -> str:
     parts.append(
         f"Up to {most} ranks were measured, on {fits[0].cores} cores; all beyond is the model. "
         "Beta and a call count as the same for any number, and no two ranks meet in a switch. "
-        f"Groups of more than {model_hosts.TEAM_MOST} ranks have neither boards nor hosts."
+        f"Groups of more than {model.TEAM_MOST} ranks have neither boards nor hosts."
     )
     return "\n\n".join(parts)
 
@@ -227,17 +223,6 @@ def _constants(fit: Fit) -> tuple[str, ...]:
     times = (time_text(value) for value in (of.call_ns, of.alpha_ns, of.alpha_shared_ns))
     rates = (f"{1 / value:.2f}" if value > 0 else "-" for value in (of.beta_ns, of.gamma_ns))
     return (*times, *rates)
-
-
-def rests_on(fit: Fit) -> tuple[str, ...]:
-    """Return with how many ranks each of CONSTANTS differs from the others."""
-    ranks: list[set[int]] = [set() for _ in CONSTANTS]
-    for sample in fit.fitted:
-        for of_it, factor in zip(ranks, model.columns(sample, fit.cores), strict=True):
-            if factor > 0:
-                of_it.add(sample.ranks)
-    *fitted, _ = (", ".join(map(str, sorted(of_it))) or "none" for of_it in ranks)
-    return (*fitted, "one thread alone")
 
 
 def errors_of(fit: Fit) -> list[str]:
@@ -258,13 +243,13 @@ def winners(constants: model.Constants) -> list[tuple[str, ...]]:
     return lines
 
 
-def host_winners(paths: model_hosts.Paths, per_host: int) -> list[tuple[str, ...]]:
+def host_winners(paths: model.Paths, per_host: int) -> list[tuple[str, ...]]:
     """Return the same of hosts with several ranks."""
     lines = []
     for size in SIZES:
         cells = []
         for ranks in LADDER:
-            costs = model_hosts.predicted(paths, ranks, per_host, size)
+            costs = model.predicted(paths, ranks, per_host, size)
             best = min(costs, key=costs.__getitem__)
             cells.append(f"{best} {time_text(costs[best])}")
         lines.append((size_text(size), *cells))

@@ -67,7 +67,7 @@ class Settings:
     sizes: bytes; empty: the topic's own. rounds: turns of each contestant. ranks: of collectives
     and models, and the most of setup; None: the topic's own. models: empty: all of them. nic:
     latency in us and 10^9 bit/s, for scale. nic_qp_kib: its memory for each peer; None: assumed.
-    ranks_per_host: of scale's hosts that have several; 0: as model_hosts.py has them.
+    ranks_per_host: of scale's hosts that have several; 0: as model.py has them.
     rows: of collectives, PLAIN or some of ROWS; empty: those that there is time for. converge:
     whose loss is followed; empty: no model's. calls, burners, kinds, between_ms: of busy; empty:
     the topic's own. layout: of hosts, a digit for the host of each rank. seconds: after which no
