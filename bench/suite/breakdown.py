@@ -40,11 +40,6 @@ def has_faults(record: Record) -> bool:
     return _FAULTS in parts_of(record)
 
 
-def faults_of(record: Record) -> float:
-    """Return a step's page faults, the mean of the ranks; 0 where nobody counted them."""
-    return parts_of(record).get(_FAULTS, 0.0)
-
-
 def merged(turns: Sequence[Record]) -> dict[str, float]:
     """Return of each part the median of the turns."""
     return {
