@@ -3,19 +3,18 @@
 # give. bench/support: what both share. The programs are built into <build>/bench.
 set(bench_dir "${CMAKE_CURRENT_SOURCE_DIR}/bench")
 file(GLOB bench_support CONFIGURE_DEPENDS "${bench_dir}/support/*.c")
-if(NOT verbs_include) # the library said so
-    list(FILTER bench_support EXCLUDE REGEX "/raw_verbs\\.c$")
-endif()
 add_library(rdmatensor_bench_support STATIC ${bench_support})
 target_include_directories(rdmatensor_bench_support PUBLIC "${bench_dir}/support")
 target_link_libraries(rdmatensor_bench_support
-    PRIVATE rdmatensor_flags PUBLIC rdmatensor Threads::Threads ${CMAKE_DL_LIBS})
+    PRIVATE rdmatensor_flags PUBLIC rdmatensor Threads::Threads)
 
 file(GLOB bench_core CONFIGURE_DEPENDS "${bench_dir}/core/*.c")
 add_executable(bench_rdtperf ${bench_core})
 set(bench_programs bench_rdtperf)
-if(verbs_include)
-    add_executable(bench_verbs_floor "${bench_dir}/floor/verbs_floor.c")
+if(verbs_include) # libibverbs-dev is there, with its library
+    add_executable(bench_verbs_floor
+        "${bench_dir}/floor/verbs_floor.c" "${bench_dir}/floor/raw_verbs.c")
+    target_link_libraries(bench_verbs_floor PRIVATE ibverbs)
     list(APPEND bench_programs bench_verbs_floor)
 endif()
 foreach(target IN LISTS bench_programs)

@@ -2,7 +2,6 @@
  * RC QPs on plain libibverbs; see raw_verbs.h. */
 #include "raw_verbs.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +10,6 @@
 
 #include "bench.h"
 
-#define LIBRARY "libibverbs.so.1"
 #define INLINE_BYTES 220 /* what ib_write_lat asks for */
 #define PSN_MASK UINT32_C(0xffffff)
 #define MAX_WRS 32        /* of one call that posts or polls */
@@ -21,126 +19,41 @@
 #define RNR_WITHOUT_END 7 /* what waits here has a deadline of its own */
 #define HOP_LIMIT 64
 
-/* ---- The library -------------------------------------------------------------------------- */
-
-static struct {
-    struct ibv_device **(*get_device_list)(int *count);
-    void (*free_device_list)(struct ibv_device **list);
-    const char *(*get_device_name)(struct ibv_device *device);
-    struct ibv_context *(*open_device)(struct ibv_device *device);
-    int (*close_device)(struct ibv_context *context);
-    int (*query_device)(struct ibv_context *context, struct ibv_device_attr *attr);
-    int (*query_port)(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr);
-    int (*query_gid_ex)(struct ibv_context *context, uint32_t port, uint32_t index,
-                        struct ibv_gid_entry *entry, uint32_t flags, size_t entry_bytes);
-    const char *(*wc_status_str)(enum ibv_wc_status status);
-    struct ibv_pd *(*alloc_pd)(struct ibv_context *context);
-    int (*dealloc_pd)(struct ibv_pd *pd);
-    struct ibv_mr *(*reg_mr_iova2)(struct ibv_pd *pd, void *addr, size_t len_bytes, uint64_t iova,
-                                   unsigned int access);
-    int (*dereg_mr)(struct ibv_mr *mr);
-    struct ibv_cq *(*create_cq)(struct ibv_context *context, int entries, void *cq_context,
-                                struct ibv_comp_channel *channel, int vector);
-    int (*destroy_cq)(struct ibv_cq *cq);
-    struct ibv_qp *(*create_qp)(struct ibv_pd *pd, struct ibv_qp_init_attr *attr);
-    int (*modify_qp)(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
-    int (*destroy_qp)(struct ibv_qp *qp);
-} calls;
-
-struct symbol {
-    const char *name;
-    size_t offset;
-};
-
-#define SYMBOL(field, name) {name, (size_t)((char *)&calls.field - (char *)&calls)}
-
-static bool
-load(char *why, size_t why_bytes)
-{
-    const struct symbol symbols[] = {
-        SYMBOL(get_device_list, "ibv_get_device_list"),
-        SYMBOL(free_device_list, "ibv_free_device_list"),
-        SYMBOL(get_device_name, "ibv_get_device_name"),
-        SYMBOL(open_device, "ibv_open_device"),
-        SYMBOL(close_device, "ibv_close_device"),
-        SYMBOL(query_device, "ibv_query_device"),
-        SYMBOL(query_port, "ibv_query_port"),
-        SYMBOL(query_gid_ex, "_ibv_query_gid_ex"),
-        SYMBOL(wc_status_str, "ibv_wc_status_str"),
-        SYMBOL(alloc_pd, "ibv_alloc_pd"),
-        SYMBOL(dealloc_pd, "ibv_dealloc_pd"),
-        SYMBOL(reg_mr_iova2, "ibv_reg_mr_iova2"),
-        SYMBOL(dereg_mr, "ibv_dereg_mr"),
-        SYMBOL(create_cq, "ibv_create_cq"),
-        SYMBOL(destroy_cq, "ibv_destroy_cq"),
-        SYMBOL(create_qp, "ibv_create_qp"),
-        SYMBOL(modify_qp, "ibv_modify_qp"),
-        SYMBOL(destroy_qp, "ibv_destroy_qp"),
-    };
-    void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
-
-    if (library == NULL) {
-        const char *said = dlerror();
-
-        (void)snprintf(why, why_bytes, "%s cannot be loaded (%s)", LIBRARY,
-                       said != NULL ? said : "no reason given");
-        return false;
-    }
-    for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
-        void *at = dlsym(library, symbols[i].name);
-
-        if (at == NULL) {
-            (void)snprintf(why, why_bytes, "%s has no %s", LIBRARY, symbols[i].name);
-            return false;
-        }
-        memcpy((char *)&calls + symbols[i].offset, &at, sizeof(at)); /* no cast: C has none */
-    }
-    return true;
-}
-
 /* ---- A port ------------------------------------------------------------------------------- */
 
-static bool
-is_ipv4(const union ibv_gid *gid)
+static struct ibv_context *
+open_named(const char *device)
 {
-    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+    int count = 0;
+    struct ibv_context *context = NULL;
+    struct ibv_device **list = ibv_get_device_list(&count);
 
-    return memcmp(gid->raw, mapped, sizeof(mapped)) == 0;
-}
-
-static bool
-choose_gid(struct ibv_context *context, int table_len, int wanted, struct raw_verbs_port *out)
-{
-    int found = -1;
-
-    for (int i = 0; i < table_len; i++) {
-        struct ibv_gid_entry entry;
-
-        if ((wanted >= 0 && i != wanted) ||
-            calls.query_gid_ex(context, out->number, (uint32_t)i, &entry, 0, sizeof(entry)) != 0)
+    for (int i = 0; list != NULL && i < count && context == NULL; i++) {
+        if (strcmp(ibv_get_device_name(list[i]), device) != 0)
             continue;
-        if (wanted < 0 && (entry.gid_type != IBV_GID_TYPE_ROCE_V2 ||
-                           (found >= 0 && (is_ipv4(&out->gid) || !is_ipv4(&entry.gid)))))
-            continue;
-        found = i;
-        out->gid = entry.gid;
+        context = ibv_open_device(list[i]);
+        if (context == NULL)
+            bench_die(device);
     }
-    out->gid_index = found;
-    return found >= 0;
+    if (list != NULL)
+        ibv_free_device_list(list);
+    if (context == NULL)
+        bench_fail("there is no RDMA device %s", device);
+    return context;
 }
 
-/* The first port of a device that is active. */
+/* The first port that is active and has the GID, which InfiniBand does not need. */
 static bool
-choose_port(struct ibv_context *context, int gid_index, struct raw_verbs_port *out)
+choose_port(struct ibv_context *context, struct raw_verbs_port *out)
 {
     struct ibv_device_attr device;
     struct ibv_port_attr port;
+    struct ibv_gid_entry entry;
 
-    if (calls.query_device(context, &device) != 0)
+    if (ibv_query_device(context, &device) != 0)
         bench_fail("ibv_query_device failed on %s", out->device);
     for (uint8_t i = 1; i <= device.phys_port_cnt; i++) {
-        memset(&port, 0, sizeof(port)); /* an older library fills less of it */
-        if (calls.query_port(context, i, &port) != 0 || port.state != IBV_PORT_ACTIVE)
+        if (ibv_query_port(context, i, &port) != 0 || port.state != IBV_PORT_ACTIVE)
             continue;
         out->number = i;
         out->is_infiniband = port.link_layer == IBV_LINK_LAYER_INFINIBAND;
@@ -149,96 +62,34 @@ choose_port(struct ibv_context *context, int gid_index, struct raw_verbs_port *o
         out->max_msg_size = port.max_msg_sz;
         out->max_wrs = (uint32_t)device.max_qp_wr;
         out->reads = (uint8_t)(device.max_qp_rd_atom < 16 ? device.max_qp_rd_atom : 16);
-        if (choose_gid(context, port.gid_tbl_len, gid_index, out) || out->is_infiniband)
+        if (ibv_query_gid_ex(context, i, (uint32_t)out->gid_index, &entry, 0) == 0) {
+            out->gid = entry.gid;
+            return true;
+        }
+        if (out->is_infiniband)
             return true;
     }
     return false;
 }
 
-static struct ibv_context *
-open_device(struct ibv_device *device)
+void
+raw_verbs_find(const char *device, int gid_index, struct raw_verbs_port *out)
 {
-    struct ibv_context *context = calls.open_device(device);
+    struct ibv_context *context = open_named(device);
 
-    if (context == NULL)
-        bench_die(calls.get_device_name(device));
-    return context;
-}
-
-/* The first active port of the devices that are meant; *is_named: there is such a device. */
-static bool
-choose_device(const char *device, int gid_index, struct raw_verbs_port *out, bool *is_named)
-{
-    int count = 0;
-    bool is_found = false;
-    struct ibv_device **list = calls.get_device_list(&count);
-
-    if (list == NULL)
-        return false;
-    for (int i = 0; i < count && !is_found; i++) {
-        const char *name = calls.get_device_name(list[i]);
-
-        if (device != NULL && strcmp(device, name) != 0)
-            continue;
-        *out = (struct raw_verbs_port){.gid_index = -1};
-        (void)snprintf(out->device, sizeof(out->device), "%s", name);
-        struct ibv_context *context = open_device(list[i]);
-        *is_named = true;
-        is_found = choose_port(context, gid_index, out);
-        (void)calls.close_device(context);
-    }
-    calls.free_device_list(list);
-    return is_found;
-}
-
-bool
-raw_verbs_find(const char *device, int gid_index, struct raw_verbs_port *out, char *why,
-               size_t why_bytes)
-{
-    bool is_named = false;
-
-    if (access("/sys/class/infiniband", F_OK) != 0 &&
-        access("/sys/class/infiniband_verbs", F_OK) != 0) {
-        (void)snprintf(why, why_bytes, "the kernel's RDMA support is not loaded");
-        return false;
-    }
-    if (!load(why, why_bytes))
-        return false;
-    if (choose_device(device, gid_index, out, &is_named))
-        return true;
-    if (is_named && gid_index >= 0)
-        (void)snprintf(why, why_bytes, "no port is active with an entry %d of GIDs", gid_index);
-    else if (is_named)
-        (void)snprintf(why, why_bytes, "no port is active with a GID of RoCE v2");
-    else
-        (void)snprintf(why, why_bytes, "%s%s", device != NULL ? "none is called " : "there is none",
-                       device != NULL ? device : "");
-    return false;
+    *out = (struct raw_verbs_port){.gid_index = gid_index};
+    (void)snprintf(out->device, sizeof(out->device), "%s", device);
+    if (!choose_port(context, out))
+        bench_fail("%s has no active port with an entry %d of GIDs", device, gid_index);
+    (void)ibv_close_device(context);
 }
 
 /* ---- Two QPs ------------------------------------------------------------------------------- */
 
-static struct ibv_context *
-open_named(const char *device)
-{
-    int count = 0;
-    struct ibv_context *context = NULL;
-    struct ibv_device **list = calls.get_device_list(&count);
-
-    for (int i = 0; list != NULL && i < count && context == NULL; i++)
-        if (strcmp(calls.get_device_name(list[i]), device) == 0)
-            context = open_device(list[i]);
-    if (list != NULL)
-        calls.free_device_list(list);
-    if (context == NULL)
-        bench_fail("%s is gone", device);
-    return context;
-}
-
 static struct ibv_cq *
 create_cq(struct raw_verbs *v, uint32_t depth)
 {
-    struct ibv_cq *cq = calls.create_cq(v->context, (int)depth, NULL, NULL, 0);
+    struct ibv_cq *cq = ibv_create_cq(v->context, (int)depth, NULL, NULL, 0);
 
     if (cq == NULL)
         bench_die("ibv_create_cq");
@@ -257,10 +108,10 @@ create_qp(struct raw_verbs *v, uint32_t depth)
                                             .max_recv_sge = 1,
                                             .max_inline_data = INLINE_BYTES}};
 
-    v->qp = calls.create_qp(v->pd, &attr);
+    v->qp = ibv_create_qp(v->pd, &attr);
     if (v->qp == NULL) { /* a device with less refuses; the output names what was given */
         attr.cap.max_inline_data = 0;
-        v->qp = calls.create_qp(v->pd, &attr);
+        v->qp = ibv_create_qp(v->pd, &attr);
     }
     if (v->qp == NULL)
         bench_die("ibv_create_qp");
@@ -272,12 +123,11 @@ raw_verbs_open(struct raw_verbs *v, const struct raw_verbs_port *port, uint32_t 
                size_t len_bytes, struct raw_verbs_address *own)
 {
     *v = (struct raw_verbs){.port = *port, .context = open_named(port->device)};
-    v->pd = calls.alloc_pd(v->context);
+    v->pd = ibv_alloc_pd(v->context);
     if (v->pd == NULL)
         bench_die("ibv_alloc_pd");
-    v->mr = calls.reg_mr_iova2(v->pd, memory, len_bytes, (uint64_t)(uintptr_t)memory,
-                               IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
-                                   IBV_ACCESS_REMOTE_READ);
+    v->mr = ibv_reg_mr(v->pd, memory, len_bytes,
+                       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
     if (v->mr == NULL)
         bench_die("ibv_reg_mr");
     v->recv_depth = port->max_wrs < RAW_VERBS_RECVS ? port->max_wrs : RAW_VERBS_RECVS;
@@ -296,7 +146,7 @@ raw_verbs_open(struct raw_verbs *v, const struct raw_verbs_port *port, uint32_t 
 static void
 modify(struct raw_verbs *v, struct ibv_qp_attr *attr, int mask, const char *to)
 {
-    const int failed = calls.modify_qp(v->qp, attr, mask);
+    const int failed = ibv_modify_qp(v->qp, attr, mask);
 
     if (failed != 0)
         bench_fail("ibv_modify_qp to %s on %s: %s", to, v->port.device,
@@ -347,9 +197,9 @@ raw_verbs_connect(struct raw_verbs *v, const struct raw_verbs_address *peer)
 void
 raw_verbs_close(struct raw_verbs *v)
 {
-    if (calls.destroy_qp(v->qp) != 0 || calls.destroy_cq(v->send_cq) != 0 ||
-        calls.destroy_cq(v->recv_cq) != 0 || calls.dereg_mr(v->mr) != 0 ||
-        calls.dealloc_pd(v->pd) != 0 || calls.close_device(v->context) != 0)
+    if (ibv_destroy_qp(v->qp) != 0 || ibv_destroy_cq(v->send_cq) != 0 ||
+        ibv_destroy_cq(v->recv_cq) != 0 || ibv_dereg_mr(v->mr) != 0 || ibv_dealloc_pd(v->pd) != 0 ||
+        ibv_close_device(v->context) != 0)
         bench_fail("%s does not close", v->port.device);
     *v = (struct raw_verbs){0};
 }
@@ -418,7 +268,7 @@ raw_verbs_take(struct ibv_cq *cq, uint32_t least, uint32_t most)
             bench_fail("ibv_poll_cq: %d", got);
         for (int i = 0; i < got; i++)
             if (wcs[i].status != IBV_WC_SUCCESS)
-                bench_fail("a request ended with \"%s\"", calls.wc_status_str(wcs[i].status));
+                bench_fail("a request ended with \"%s\"", ibv_wc_status_str(wcs[i].status));
         taken += (uint32_t)got;
         if (taken >= least)
             return taken;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Verbs with nothing of the library: one RC QP of each side on libibverbs, which is loaded at run
- * time as the library does it. The floor under the verbs path. Everything that fails ends the
- * program; only that there is no device to be found is told. */
+ * Verbs with nothing of the library: one RC QP of each side on libibverbs, the floor under that
+ * path. Everything that fails ends the program. */
 #ifndef RDT_BENCH_RAW_VERBS_H
 #define RDT_BENCH_RAW_VERBS_H
 
@@ -48,16 +47,11 @@ struct raw_verbs {
     struct raw_verbs_address peer;
 };
 
-/*
- * Find a port that is active: of `device`, or of the first that has one (NULL), and a GID: entry
- * `gid_index`, or (-1) the first of RoCE v2 and an IPv4 address, else the first of RoCE v2. False:
- * there is none, and why says what is missing.
- */
-bool raw_verbs_find(const char *device, int gid_index, struct raw_verbs_port *out, char *why,
-                    size_t why_bytes);
+/* The first port of the device that is active and has this entry of GIDs. */
+void raw_verbs_find(const char *device, int gid_index, struct raw_verbs_port *out);
 
 /* Open the device, register `memory`, make the QP with `depth` sends and as many receives as
- * RAW_VERBS_RECVS or the device allows; *own: what the other side is to be told. */
+ * RAW_VERBS_RECVS or the device allows; *own: what the other side needs. */
 #define RAW_VERBS_RECVS 512 /* as perftest has it */
 void raw_verbs_open(struct raw_verbs *v, const struct raw_verbs_port *port, uint32_t depth,
                     void *memory, size_t len_bytes, struct raw_verbs_address *own);
