@@ -6,7 +6,6 @@
 
 #include "contest.h"
 
-void perf_growth(const struct contest *options);
 void perf_idle_memory(const struct contest *options);
 void perf_latency(const struct contest *options);
 void perf_overhead(const struct contest *options);

@@ -1,7 +1,7 @@
 """What the library costs apart from messages, each figure with its target where there is one.
 
-Lists of blocks, one large write over TCP, memory of idle connections, growth, system calls and wire
-bytes, the import of the package, and many small sums in one call. A ratio is of medians of one run.
+Lists of blocks, one large write over TCP, memory of idle connections, system calls and wire bytes,
+the import of the package, and many small sums in one call. A ratio is of medians of one run.
 """
 
 from __future__ import annotations
@@ -122,18 +122,6 @@ def _idle_memory(records: Sequence[Record]) -> list[Row]:
     return [Row(what, "-", " + ".join(parts), number(one, "ours_bytes"), _IDLE_BYTES, "lower")]
 
 
-def _growth(records: Sequence[Record]) -> list[Row]:
-    rows = []
-    for one in summaries(list(records)):
-        grown = number(one, "private_bytes") + number(one, "arena_bytes")
-        transfers = number(one, "transfers")
-        what = f"{one['transport']} growth for each transfer, {one['side']}"
-        rows.append(
-            Row(what, "-", f"{grown:g} B after {transfers:g}", grown / transfers, 1, "lower")
-        )
-    return rows
-
-
 def _overhead(records: Sequence[Record]) -> list[Row]:
     rows = []
     for one in summaries(list(records)):
@@ -251,7 +239,6 @@ COSTS: Mapping[str, Cost] = {
     },
     **_on("write_many", _write_many),
     **_on("idle_memory", _idle_memory),
-    **_on("growth", _growth),
     **_on("overhead", _overhead),
     "import": Cost(_imports, _imports_rows),
     "coalesced": Cost(functools.partial(run_ranks, "coalesced", 2), _coalesced),
