@@ -20,7 +20,7 @@ from bench.benchlib.units import rate_text, size_text, time_text
 from bench.suite import rounds
 from bench.suite.layout import layout
 from bench.suite.peers import OURS, Peer
-from bench.suite.settings import KIB, MIB, Settings
+from bench.suite.settings import KIB, Settings
 
 TOPIC = "costs"
 ROOM = 0.85  # of a target that a loaded machine may take before a test fails
@@ -77,42 +77,14 @@ def _write_many(records: Sequence[Record]) -> list[Row]:
     ]
 
 
-def _best_beside(what: str) -> Callable[[Sequence[Record]], list[Row]]:
-    """Return what compares the library with the fastest of all others."""
-
-    def rows(records: Sequence[Record]) -> list[Row]:
-        known = [one for one in records if one.get("timed", "seen") == "seen"]
-        ours_ns = next(number(one, "median_ns") for one in known if one["contestant"] == "ours")
-        best = min(
-            (one for one in known if one["contestant"] != "ours"),
-            key=lambda one: number(one, "median_ns"),
-        )
-        size, best_ns = number(best, "size"), number(best, "median_ns")
-        beside = f"{rate_text(size, best_ns)} {best['contestant']}"
-        name = f"{what} {size_text(size)}"
-        return [Row(name, beside, rate_text(size, ours_ns), best_ns / ours_ns, 0.9)]
-
-    return rows
-
-
-def _latency(records: Sequence[Record]) -> list[Row]:
-    medians, first = _medians(records), records[0]
-    ours_ns, floor_ns = medians["ours"], medians["floor"]
-    what = f"{first['transport']} 8 B one way, {first['wait']}"
-    if first["transport"] == "shm":
-        return [
-            Row(
-                f"{what}, us",
-                time_text(floor_ns),
-                time_text(ours_ns),
-                ours_ns / 1e3,
-                0.5,
-                "lower",
-                is_absolute=True,
-            )
-        ]
-    ratio = ours_ns / floor_ns
-    return [Row(what, f"{time_text(floor_ns)} socket", time_text(ours_ns), ratio, 1.2, "lower")]
+def _tcp_throughput(records: Sequence[Record]) -> list[Row]:
+    ours_ns = next(number(one, "median_ns") for one in records if one["contestant"] == "ours")
+    others = [one for one in records if one["contestant"] != "ours"]
+    best = min(others, key=lambda one: number(one, "median_ns"))
+    size, best_ns = number(best, "size"), number(best, "median_ns")
+    beside = f"{rate_text(size, best_ns)} {best['contestant']}"
+    name = f"tcp write + notify {size_text(size)}"
+    return [Row(name, beside, rate_text(size, ours_ns), best_ns / ours_ns, 0.9)]
 
 
 def _idle_memory(records: Sequence[Record]) -> list[Row]:
@@ -223,20 +195,7 @@ def _on(command: str, rows: Callable[[Sequence[Record]], list[Row]]) -> dict[str
 
 
 COSTS: Mapping[str, Cost] = {
-    **{
-        f"shm_write, {size_text(size)}": Cost(
-            _perf("shm_write", "--size", str(size)), _best_beside("shm write + notify")
-        )
-        for size in (64 * KIB, MIB, 64 * MIB)
-    },
-    "tcp_throughput": Cost(_perf("tcp_throughput"), _best_beside("tcp write + notify")),
-    "latency, shm": Cost(_perf("latency"), _latency),
-    **{
-        f"latency, tcp, {wait}": Cost(
-            _perf("latency", "--transport", "tcp", "--wait", wait), _latency
-        )
-        for wait in ("spin", "sleep")
-    },
+    "tcp_throughput": Cost(_perf("tcp_throughput"), _tcp_throughput),
     **_on("write_many", _write_many),
     **_on("idle_memory", _idle_memory),
     **_on("overhead", _overhead),
