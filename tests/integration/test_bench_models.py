@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.benchlib.pairs import run_pair, run_ranks
 from bench.benchlib.record import Record, number
-from bench.suite import breakdown, peers
+from bench.suite import breakdown, models, peers
 from bench.suite.models import CONTESTANTS, worker_turns
 from bench.workers import copy_variant
 from bench.workers.paper_models import MODELS
@@ -61,7 +61,7 @@ def _blocks_of(printed: Record) -> list[list[int]]:
 def test_the_paper_s_models_have_its_sizes() -> None:
     """MiB of parameters in float32, as paper_models.py recalls them; nothing is allocated."""
     with torch.device("meta"):
-        made = {name: spec.make(1) for name, spec in MODELS.items()}
+        made = {name: MODELS[name].make(1) for name in models.OF_THE_PAPER}
     sizes = {name: sum(p.nbytes for p in model.parameters()) for name, model in made.items()}
     assert {name: round(size / 2**20) for name, size in sizes.items()} == {
         "alexnet": 176,
