@@ -1,17 +1,17 @@
-"""`pytest bench --benchmark-only`: fixtures and options of the benchmarks.
+"""`pytest bench --benchmark-only`: the costs of bench/suite/costs.py as benchmarks with targets.
 
-Each benchmark is one run in which all contestants take turns; what counts are ratios within a run.
---bench-repeats N runs each N times and judges the run that others disturbed least.
---bench-results DIR keeps all runs with their raw samples; bench/report.py prints the table of DIR.
---benchmark-json FILE has the raw samples too, one entry for each contestant and size, grouped by
-size, and the machine as our own files have it: kernel, providers, MTUs, versions, commit.
+Each benchmark is one run in which all take turns. --benchmark-json FILE has the raw samples, an
+entry for each series, grouped by size, and the machine as `rdmatensor bench --out` has it, with the
+drivers of RDMA devices ("provider") and the MTUs.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
@@ -20,68 +20,58 @@ from pytest_benchmark.stats import Metadata
 # At the end: `bench` is found here, and rdmatensor where it is installed, not in the sources.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from bench.benchlib import entries, machine, record, topics, verdict
-from bench.benchlib.programs import TooFewCores
+from bench.benchlib import machine
+from bench.benchlib.record import Record, number
+from bench.benchlib.units import size_text
 
-Judge = Callable[[str, str, Callable[[], list[record.Record]]], list[verdict.Row]]
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add our options."""
-    group = parser.getgroup("bench")
-    group.addoption("--bench-repeats", type=int, default=1, help="runs of each benchmark")
-    group.addoption("--bench-results", type=Path, default=None, help="keep all runs in this folder")
+Keep = Callable[[Sequence[Record]], None]
+_TELLS = ("transport", "way", "wait", "timed", "streams", "chunk", "sockbuf", "congestion")
 
 
-def pytest_benchmark_update_machine_info(machine_info: record.Record) -> None:
-    """Say of the machine what our own files say, and what its networks are."""
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What pytest-benchmark reads of a fixture."""
+
+    name: str
+    fullname: str
+    group: str
+    extra_info: Record
+    param: None = None
+    params: None = None
+    cprofile_stats: None = None
+    has_error: bool = False
+    options: Record = field(default_factory=dict)
+
+
+def pytest_benchmark_update_machine_info(machine_info: Record) -> None:
+    """Add what our own files say of the machine, and its networks."""
     machine_info["rdmatensor"] = {**machine.stamp(), **machine.networks()}
 
 
-def _add_rows(benchmark: BenchmarkFixture, rows: Iterable[entries.Entry]) -> None:
-    """Give pytest-benchmark rows of what programs measured; it has no public way to."""
-    for entry in rows:
-        stats = Metadata(  # type: ignore[no-untyped-call]
-            entry, iterations=1, options=entry.options
-        )
-        for seconds in entry.seconds:
-            stats.update(seconds)  # type: ignore[no-untyped-call]
-        benchmark._add_stats(stats)
+def entry_of(record: Record, test: str) -> Entry:
+    """Return the row of a record that has samples; test: the node that measured them."""
+    words = [str(record.get("contestant"))]
+    words += [str(record[key]) for key in _TELLS if record.get(key) not in (None, "")]
+    name = f"{record['op']}: {', '.join(words)}"
+    group = size_text(number(record, "size")) if "size" in record else "no bytes"
+    more = {key: value for key, value in record.items() if key != "raw_ns"}
+    return Entry(name, f"{test}::{group}::{name}", group, more)
 
 
 @pytest.fixture
-def judge(benchmark: BenchmarkFixture, request: pytest.FixtureRequest) -> Judge:
-    """Return what measures, keeps, prints and asserts one topic: (topic, command, run once)."""
-    repeats: int = request.config.getoption("--bench-repeats")
-    folder: Path | None = request.config.getoption("--bench-results")
+def keep(benchmark: BenchmarkFixture, request: pytest.FixtureRequest) -> Keep:
+    """Return what gives pytest-benchmark the samples of records; it has no public way to."""
 
-    def measure(
-        topic: str, command: str, run_once: Callable[[], list[record.Record]]
-    ) -> list[verdict.Row]:
-        runs: list[record.Run] = []
-
-        def watched() -> None:
-            with machine.Watch() as watch:
-                records = run_once()
-            runs.append(record.Run(records, watch.foreign_cpus, watch.seconds))
-
-        benchmark.group = entries.WHOLE_RUNS
-        try:
-            benchmark.pedantic(  # type: ignore[no-untyped-call]
-                watched, rounds=repeats, iterations=1
+    def add(records: Sequence[Record]) -> None:
+        for record in records:
+            if "raw_ns" not in record:
+                continue
+            entry = entry_of(record, request.node.nodeid)
+            stats = Metadata(  # type: ignore[no-untyped-call]
+                entry, iterations=1, options=entry.options
             )
-        except TooFewCores as error:
-            pytest.skip(f"benchmark: {error}")
-        result = record.Result(topic, command, machine.stamp(), runs)
-        if folder is not None:
-            record.save(result, folder)
-        _add_rows(benchmark, entries.of(result.quietest.records, topic, request.node.nodeid))
-        rows = topics.TOPICS[topic](result.quietest.records)
-        benchmark.extra_info["rows"] = [f"{row.what}: {row.ratio}" for row in rows]
-        benchmark.extra_info["foreign_cpus"] = result.quietest.foreign_cpus
-        sys.stdout.write(f"\n{verdict.table(rows)}\n")
-        missed = [row.what for row in rows if row.is_met_with_room is False]
-        assert not missed, f"below the target by more than noise explains: {missed}"
-        return rows
+            for ns in cast("list[float]", record["raw_ns"]):
+                stats.update(ns / 1e9)  # type: ignore[no-untyped-call]
+            benchmark._add_stats(stats)
 
-    return measure
+    return add

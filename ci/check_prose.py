@@ -90,7 +90,7 @@ def _prose_of_page(text: str) -> Iterator[tuple[int, str]]:
     in_code = in_generated = False
     for number, line in enumerate(text.splitlines(), 1):
         in_code ^= FENCE.match(line) is not None
-        if "bench/readme.py:" in line:
+        if line.startswith(("<!-- bench: ", "<!-- figures: ")):
             in_generated = "end" not in line
         if not in_code and not in_generated and not line.startswith("    "):
             yield number, re.sub(r"`[^`]*`", "``", line)

@@ -11,6 +11,6 @@ if (($(nproc) < 2)); then
     exit 0
 fi
 logged ratios-configure cmake --preset dev -DRDMATENSOR_WERROR=ON # as ci/ctest.sh: one build
-logged ratios-build cmake --build --preset dev --target bench_latency bench_shm_write bench_tensors
+logged ratios-build cmake --build --preset dev --target bench_rdtperf
 RDMATENSOR_BENCH_PROGRAMS="$ROOT/build/dev/bench" \
     timeout --kill-after=10 "$STUCK_S" "$VENV/bin/python" -m bench.suite.ratios

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
+from bench.benchlib import rig
 from bench.benchlib.record import Record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +44,7 @@ def stamp(versions: Mapping[str, str] | None = None) -> Record:
         "versions": {**{name: _version(name) for name in _PACKAGES}, **(versions or {})},
         "commit": commit_of(ROOT),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        **({"rig": rig.device(), "hw_counters": rig.counters()} if rig.is_here() else {}),
     }
 
 

@@ -1,4 +1,4 @@
-"""The C programs of bench/floor and bench/core: building them, and running one."""
+"""The C programs: building them, and running a sub-command of rdtperf, or another program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.benchlib import children
+from bench.benchlib import children, rig
 from bench.benchlib.machine import ROOT
 from bench.benchlib.record import Record, parse
 
@@ -35,8 +35,8 @@ def build() -> Path:
     RDMATENSOR_BENCH_PROGRAMS names a folder of programs that are built already.
     """
     given = os.environ.get("RDMATENSOR_BENCH_PROGRAMS")
-    if given is not None:
-        return Path(given)
+    if given is not None or rig.is_here():  # a guest has no compiler
+        return Path(given or BUILD_DIR / "bench")
     options = ["-DCMAKE_BUILD_TYPE=Release", "-DRDMATENSOR_BUILD_BENCH=ON"]
     _cmake(["-S", str(ROOT), "-B", str(BUILD_DIR), *options])
     _cmake(["--build", str(BUILD_DIR), "--parallel", "2"])
@@ -52,7 +52,7 @@ def _cmake(words: list[str]) -> None:
 def build_copy_ring() -> Path:
     """Compile what bench/workers/copy_variant.py loads, where that is older than its sources."""
     support = ROOT / "bench" / "support"
-    sources = [support / "copy_ring.c", support / "copy_kinds.c"]
+    sources = [support / "copy_ring.c"]
     library = BUILD_DIR / "libcopy_ring.so"
     newest = max(
         path.stat().st_mtime for path in [*sources, *(one.with_suffix(".h") for one in sources)]
@@ -71,12 +71,22 @@ def build_copy_ring() -> Path:
     return library
 
 
-def run(name: str, *arguments: str, timeout_s: float = 300.0) -> list[Record]:
-    """Run a program to its end; return what it printed. Raises RuntimeError with its last words."""
-    return run_words([str(build() / name), *arguments], timeout_s)
+def run(
+    name: str,
+    *arguments: str,
+    timeout_s: float = 300.0,
+    environment: Mapping[str, str] | None = None,
+) -> list[Record]:
+    """Run a sub-command of rdtperf to its end; return its records.
+
+    Raises RuntimeError with its last words.
+    """
+    return run_words([str(build() / "rdtperf"), name, *arguments], timeout_s, environment)
 
 
-def run_words(command: list[str], timeout_s: float) -> list[Record]:
+def run_words(
+    command: list[str], timeout_s: float, environment: Mapping[str, str] | None = None
+) -> list[Record]:
     """Run any program that prints lines of JSON."""
     done = subprocess.run(
         command,
@@ -84,6 +94,7 @@ def run_words(command: list[str], timeout_s: float) -> list[Record]:
         text=True,
         check=False,
         timeout=timeout_s,
+        env={**os.environ, **(environment or {})},
         preexec_fn=children.tied(),
     )
     if done.returncode == _EXIT_SKIP:

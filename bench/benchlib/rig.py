@@ -1,8 +1,4 @@
-"""The file of a run in the rig: its rows, and what they need to be understood.
-
-That is the machine and the commit, the device and what it counted (retries, packets out of
-sequence, receivers that were not ready), on both hosts where there are two, and what emulates it.
-"""
+"""The rig (ci/rig): its device, its counters, and the folder that both hosts see."""
 
 from __future__ import annotations
 
@@ -10,78 +6,31 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-from bench.benchlib import machine
 from bench.benchlib.record import Record
 
-Counters = dict[str, int]
+PATIENCE_S = 240.0  # of one host for the other, which may still import torch
+# rxe has up to 64 packets of a QP on their way: over a slow link they need longer than usual.
+ACK_TIMEOUT = "20"
 _SYS = Path("/sys/class/infiniband")
-_DMI = Path("/sys/class/dmi/id")
-_LIMIT_S = 240.0  # of one host for the other, which may still import torch
 
 
-class Kept:
-    """A run from its start, when it is made, to its end; common: a folder that both hosts see."""
+def is_here() -> bool:
+    """Whether this runs in the rig."""
+    return "RIG_DEVICE" in os.environ
 
-    def __init__(self, common: Path | None = None) -> None:
-        self._began_s = time.monotonic()
-        self._told = None if common is None else common / "counters-of-host-1"
-        self._before = counters()
-        self._about: Record = {}  # what stays the same; emulated, it takes seconds to find out
 
-    def so_far(self, out: Path, rows: Sequence[Record], **options: object) -> None:
-        """Write the file on host 0 as finish() does, and say in it that the run goes on.
+def rank() -> int:
+    """Return the number of this host."""
+    return int(os.environ["RIG_HOST"])
 
-        What is measured is kept then, whatever ends the run. Counters are host 0's alone.
-        """
-        if os.environ["RIG_HOST"] == "0":
-            self._write(out, rows, options, [self._seen()], is_whole=False)
 
-    def finish(self, out: Path, rows: Sequence[Record], **options: object) -> None:
-        """Write the file on host 0, in the results folder unless `out` is absolute.
-
-        Host 1, if there is one, tells what its device counted, and that is all.
-        """
-        seen = self._seen()
-        if self._told is not None and os.environ["RIG_HOST"] != "0":
-            _tell(self._told, seen)
-            return
-        both = [seen, *([] if self._told is None else [_hear(self._told)])]
-        print(f"kept in {self._write(out, rows, options, both, is_whole=True)}", flush=True)
-
-    def _seen(self) -> dict[str, dict[str, Counters]]:
-        return {"before": self._before, "after": counters()}
-
-    def _write(
-        self,
-        out: Path,
-        rows: Sequence[Record],
-        options: dict[str, object],
-        seen: list[dict[str, dict[str, Counters]]],
-        *,
-        is_whole: bool,
-    ) -> Path:
-        path = Path(os.environ["RIG_OUT"]) / out  # elsewhere a guest's files are gone afterwards
-        self._about = self._about or {"machine": machine.stamp(), "device": device()}
-        head = {
-            "command": " ".join(sys.argv),
-            **self._about,
-            "options": options,
-            "is_whole": is_whole,  # else it was ended before its last row
-            "seconds": round(time.monotonic() - self._began_s, 1),
-            "hw_counters": seen,  # of each host
-        }
-        lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
-        text = json.dumps(head, indent=1)
-        draft = path.with_name(f"{path.name}.draft")
-        draft.write_text(f'{text[:-2]},\n "rows": [\n{lines}\n ]\n}}\n', encoding="utf-8")
-        draft.rename(path)
-        return path
+def hosts() -> int:
+    """Return how many hosts run the same command; 0 outside the rig."""
+    return int(os.environ.get("RIG_HOSTS", "1")) if is_here() else 0
 
 
 def busy_s() -> float:
@@ -95,69 +44,65 @@ def busy_s() -> float:
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
-def counters() -> dict[str, Counters]:
-    """Return what each port of the rig's devices has counted since they are there."""
-    found = {}
-    for name in os.environ.get("RIG_DEVICES", os.environ["RIG_DEVICE"]).split():
-        for folder in sorted((_SYS / name / "ports").glob("*/hw_counters")):
-            found[f"{name}/{folder.parent.name}"] = {
-                one.name: int(one.read_text(encoding="utf-8"))
-                for one in sorted(folder.iterdir())
-                if one.name != "lifespan"  # a setting
-            }
-    return found
+def counters() -> Record:
+    """Return the counts of each port of the rig's devices since they were made."""
+    return {
+        f"{name}/{folder.parent.name}": {
+            one.name: int(one.read_text(encoding="utf-8"))
+            for one in sorted(folder.iterdir())
+            if one.name != "lifespan"  # a setting
+        }
+        for name in os.environ.get("RIG_DEVICES", os.environ["RIG_DEVICE"]).split()
+        for folder in sorted((_SYS / name / "ports").glob("*/hw_counters"))
+    }
 
 
 def device() -> Record:
-    """Return what the device is and what runs it."""
+    """Return the device and its emulator."""
     name = os.environ["RIG_DEVICE"]
     driver = _SYS / name / "device" / "driver"
-    # rxe has no bus, but tells the interface that it stands on.
+    # rxe has no bus, but the interface that it stands on.
     is_soft = (_SYS / name / "parent").exists()
-    words = ("sys_vendor", "product_name", "product_version")
+    dmi = (Path("/sys/class/dmi/id") / word for word in ("sys_vendor", "product_name"))
     return {
         "means": os.environ["RIG_MEANS"],
-        "hosts": int(os.environ.get("RIG_HOSTS", "1")),
+        "hosts": hosts(),
         "name": name,
         "provider": driver.resolve().name if driver.exists() else "rxe" if is_soft else "unknown",
         "gid_index": os.environ["RIG_GID_INDEX"],
         "mtu": _mtu(name),
-        "emulator": " ".join(_first_line(_DMI / word) for word in words),
+        "emulator": " ".join(one.read_text().strip() for one in dmi if one.exists()),
     }
 
 
 def _mtu(name: str) -> str:
+    words = ["ibv_devinfo", "-d", name]
     try:
-        said = subprocess.run(
-            ["ibv_devinfo", "-d", name],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_LIMIT_S,
-        ).stdout
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60.0)
     except FileNotFoundError:
         return "unknown"
-    found = [line.split(":")[1].strip() for line in said.splitlines() if "active_mtu" in line]
-    return ", ".join(found) or "unknown"
+    lines = [line for line in done.stdout.splitlines() if "active_mtu" in line]
+    return ", ".join(line.split(":")[1].strip() for line in lines) or "unknown"
 
 
-def _first_line(path: Path) -> str:
-    return path.read_text(encoding="utf-8").strip() if path.exists() else "unknown"
+def shape(rate: str) -> None:
+    """Limit what this host sends by `tc tbf`."""
+    subprocess.run(["rig-shape", "--rate", rate], check=True, timeout=PATIENCE_S)
 
 
 def common_folder(port: int) -> Path:
-    """Return a new folder that both hosts see; an earlier run's files may lie beside it."""
-    if os.environ["RIG_HOST"] == "0":
+    """Return a new folder that both hosts see; an earlier run's files may lie next to it."""
+    if rank() == 0:
         folder = tempfile.mkdtemp(prefix="run-", dir=os.environ["RIG_SHARED"])
         with socket.create_server((os.environ["RIG_ADDR"], port)) as server:
-            server.settimeout(_LIMIT_S)
+            server.settimeout(PATIENCE_S)
             with server.accept()[0] as peer:
                 peer.sendall(folder.encode())
         return Path(folder)
-    end_s = time.monotonic() + _LIMIT_S
+    end_s = time.monotonic() + PATIENCE_S
     while True:
         try:
-            with socket.create_connection((os.environ["RIG_PEER_ADDR"], port), _LIMIT_S) as peer:
+            with socket.create_connection((os.environ["RIG_PEER_ADDR"], port), PATIENCE_S) as peer:
                 return Path(peer.makefile(encoding="utf-8").read())
         except OSError:  # it does not listen yet, or has no address yet
             if time.monotonic() > end_s:
@@ -165,17 +110,18 @@ def common_folder(port: int) -> Path:
             time.sleep(0.1)
 
 
-def _tell(path: Path, seen: dict[str, dict[str, Counters]]) -> None:
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(seen), encoding="utf-8")
+def leave(path: Path, what: object) -> None:
+    """Write a file that the other host finds whole or not at all."""
+    draft = path.with_name(f"{path.name}.draft")
+    draft.write_text(json.dumps(what), encoding="utf-8")
     draft.rename(path)
 
 
-def _hear(path: Path) -> dict[str, dict[str, Counters]]:
-    end_s = time.monotonic() + _LIMIT_S
+def await_file(path: Path, limit_s: float = PATIENCE_S) -> str:
+    """Return a file's text once it is there. Raises TimeoutError."""
+    end_s = time.monotonic() + limit_s
     while not path.exists():
         if time.monotonic() > end_s:
-            raise TimeoutError("the other host does not tell its device's counters")
+            raise TimeoutError(f"the other host leaves no {path.name}")
         time.sleep(0.05)
-    seen: dict[str, dict[str, Counters]] = json.loads(path.read_text(encoding="utf-8"))
-    return seen
+    return path.read_text(encoding="utf-8")

@@ -3,7 +3,7 @@
  * idle_memory - what a connection costs while nothing is sent: this process holds one context and
  * connects it to N contexts of another process, which makes N connections.
  *
- *   idle_memory [--transport shm|tcp] [--connections N]           default shm, 64
+ *   rdtperf idle_memory [--transport shm|tcp] [--count N]        default shm, 64 connections
  *
  * The line has, for each connection: private memory of this process, its proportional share (Pss),
  * the arena's allocated bytes (its own part, which others map), the sum of private memory and
@@ -19,9 +19,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "bench.h"
-#include "pair.h"
 #include "process.h"
+#include "rdtperf.h"
 
 #define MAX_CONNECTIONS 512
 #define IDLE_US 500000 /* set-up's buffers are given back by then */
@@ -144,19 +143,15 @@ measure(const struct pair_opts *opts, struct meeting *m, size_t count)
     pair_check(rdt_context_close(ctx, &err), &err, "rdt_context_close");
 }
 
-int
-main(int argc, char **argv)
+void
+perf_idle_memory(const struct contest *options)
 {
-    static const char *const known[] = {"--transport=", "--connections=", NULL};
+    const struct pair_opts opts = {.transport = options->transport};
+    const size_t count = (size_t)options->count;
     int status;
 
-    bench_name = "idle_memory";
-    bench_check_args(argc, argv, known);
-    const char *transport = bench_arg(argc, argv, "--transport");
-    const struct pair_opts opts = {.transport = transport != NULL ? transport : "shm"};
-    const size_t count = (size_t)bench_arg_number(argc, argv, "--connections", 64);
     if (count < 2 || count > MAX_CONNECTIONS)
-        bench_fail("--connections is 2 to %d", MAX_CONNECTIONS);
+        bench_fail("--count is 2 to %d", MAX_CONNECTIONS);
     struct meeting *m = bench_map(sizeof(*m), MAP_SHARED);
     const pid_t parent = getpid();
     const pid_t child = fork();
@@ -171,5 +166,4 @@ main(int argc, char **argv)
     measure(&opts, m, count);
     if (waitpid(child, &status, 0) != child || status != 0)
         bench_fail("the second process failed");
-    return 0;
 }

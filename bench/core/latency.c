@@ -6,45 +6,30 @@
  * that is waited for in the same way, with the congestion control of our sockets and the buffers
  * that win heats of tcp_throughput. What arrives is compared in a pass of its own, first.
  *
- *   latency [--transport shm|tcp] [--wait spin|sleep] [--size N] [--rounds N] [--trips N]
+ *   rdtperf latency [--transport shm|tcp|verbs] [--wait spin|sleep] [--size N] [--rounds N]
+ *           [--count N]
  *
- * Each round gives each contestant a fifth of `trips` round trips, at least 5, untimed, then
- * `trips` in one sample, and some that are timed alone: their median ignores the moments in which
- * others had a core. Defaults: shm, spin, 8 bytes, 50 rounds of 1000 trips. "spin": the library may
- * spin, as it does where cores allow; "sleep": it is told that many ranks share the cores, and the
- * floor blocks. Who sleeps may be woken before its core has gone idle, and then takes no longer
- * than who spins; so each record has what the first side's process did for a round trip: how often
- * its threads slept (voluntary context switches) and its processor time, of all timed trips.
+ * Each round gives each of both a fifth of `count` round trips, at least 5, untimed, then `count`
+ * that are timed alone: their median ignores the moments in which other processes had a core.
+ * Defaults: shm, spin, 8 bytes, 50 rounds of 1000 trips. "spin": the library may spin, as it does
+ * where cores allow; "sleep": it is opened as if many ranks shared the cores, and the baseline
+ * blocks. A sleeper may be woken before its core has gone idle, and then takes no longer than a
+ * spinning one; so each record has the voluntary context switches and the processor time of the
+ * first side's process for a round trip, over all timed trips. Over verbs there is no baseline.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
-#include "bench.h"
-#include "contest.h"
-#include "pair.h"
-#include "raw_tcp.h"
+#include "rdtperf.h"
 
-#define MAX_BYTES ((size_t)64 << 20)
-#define LINE_BYTES 8             /* of payload in the floor's line */
-#define BUFFER_BYTES (512 << 10) /* what wins the heats of tcp_throughput from 64 KiB on */
-
-struct settings {
-    const char *transport;
-    bool sleeps;
-    size_t len_bytes;
-    size_t rounds;
-    size_t trips;
-    const struct raw_tcp_config *raw;
-    char *floor; /* shared by both sides: a payload of each */
-};
+#define LINE_BYTES 8 /* of payload in the floor's line */
 
 /* One side's ends of both contestants. */
 struct ends {
     struct pair *pair;
-    const struct settings *settings;
+    const struct contest *settings;
     rdt_region *region;
     struct rdt_remote_region remote;
     char *src;
@@ -67,15 +52,15 @@ recv_ours(struct ends *e)
 static void
 send_floor(struct ends *e)
 {
-    const struct settings *settings = e->settings;
+    const struct contest *settings = e->settings;
     const int side = e->pair->side;
 
-    if (strcmp(settings->transport, "tcp") == 0) {
+    if (settings->is_tcp) {
         raw_tcp_move(&e->raw, true, e->src, settings->len_bytes, 1);
         return;
     }
     if (settings->len_bytes > LINE_BYTES)
-        memcpy(settings->floor + (size_t)side * settings->len_bytes, e->src, settings->len_bytes);
+        memcpy(settings->shared + (size_t)side * settings->len_bytes, e->src, settings->len_bytes);
     /* relaxed: the payload, in the line of the flag; release: pairs with bench_await() opposite */
     atomic_store_explicit(&e->pair->board->ping[side][1], ++e->line_round, memory_order_relaxed);
     atomic_store_explicit(&e->pair->board->ping[side][0], e->line_round, memory_order_release);
@@ -84,10 +69,10 @@ send_floor(struct ends *e)
 static void
 recv_floor(struct ends *e)
 {
-    const struct settings *settings = e->settings;
+    const struct contest *settings = e->settings;
     const int side = e->pair->side;
 
-    if (strcmp(settings->transport, "tcp") == 0) {
+    if (settings->is_tcp) {
         raw_tcp_move(&e->raw, false, e->src, settings->len_bytes, 1);
         return;
     }
@@ -96,30 +81,15 @@ recv_floor(struct ends *e)
                 "the other side");
 }
 
-/* Untimed: both sides are here, and threads that served while nobody waited have noticed. */
-static size_t
-warm_up(const struct settings *settings)
-{
-    return bench_warm_up(settings->trips);
-}
-
-/* Trips of each round that are timed alone. */
-static size_t
-singles(const struct settings *settings)
-{
-    return settings->trips / 2 + 1;
-}
-
 struct way {
     const char *name;
     void (*send)(struct ends *e);
     void (*recv)(struct ends *e);
-    struct bench_series batch;
-    struct bench_series single;
+    struct bench_series ns;
     struct bench_spent spent; /* in all timed trips */
 };
 
-static const struct way ways[2] = {
+static const struct way ways[CONTESTANTS] = {
     {.name = "ours", .send = send_ours, .recv = recv_ours},
     {.name = "floor", .send = send_floor, .recv = recv_floor},
 };
@@ -127,26 +97,21 @@ static const struct way ways[2] = {
 static void
 open_ends(struct ends *e, struct pair *p)
 {
-    const struct settings *settings = p->arg;
+    const struct contest *settings = p->arg;
 
     *e = (struct ends){.pair = p, .settings = settings};
-    if (p->side == 0) {
-        e->region = pair_offer(p, settings->len_bytes);
-        pair_barrier(p);
-        e->remote = pair_take_offer(p);
-        pair_barrier(p);
-    } else {
-        e->remote = pair_take_offer(p);
-        pair_barrier(p);
-        e->region = pair_offer(p, settings->len_bytes);
+    for (int side = 0; side < 2; side++) {
+        if (p->side == side)
+            e->region = pair_offer(p, settings->len_bytes);
+        else
+            e->remote = pair_take_offer(p);
         pair_barrier(p);
     }
     e->src = calloc(1, settings->len_bytes);
     if (e->src == NULL)
         bench_die("calloc");
-    if (strcmp(settings->transport, "tcp") != 0)
-        return;
-    contest_connect(p, settings->raw, p->side == 0, &e->raw);
+    if (settings->is_tcp)
+        contest_connect(p, &settings->raw, p->side == 0, &e->raw);
 }
 
 /* Where what the other side sent lies; NULL: in no memory of the way's own. */
@@ -155,11 +120,11 @@ landing(const struct ends *e, bool is_floor)
 {
     if (!is_floor)
         return rdt_region_addr(e->region);
-    if (strcmp(e->settings->transport, "tcp") == 0)
+    if (e->settings->is_tcp)
         return e->src;
     if (e->settings->len_bytes <= LINE_BYTES)
         return NULL;
-    return e->settings->floor + (size_t)(1 - e->pair->side) * e->settings->len_bytes;
+    return e->settings->shared + (size_t)(1 - e->pair->side) * e->settings->len_bytes;
 }
 
 /* A payload each way, compared; both sides. */
@@ -168,7 +133,7 @@ verify(struct ends *e)
 {
     const size_t len_bytes = e->settings->len_bytes;
 
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < e->settings->contestants; i++) {
         const uint64_t mine = 2 * i + (uint64_t)e->pair->side;
         const uint64_t theirs = 2 * i + 1 - (uint64_t)e->pair->side;
         const bool is_first = e->pair->side == 0;
@@ -190,120 +155,78 @@ verify(struct ends *e)
 static void
 close_ends(struct ends *e)
 {
-    if (strcmp(e->settings->transport, "tcp") == 0)
+    if (e->settings->is_tcp)
         raw_tcp_close(&e->raw);
     rdt_region_free(e->region, NULL, NULL);
     free(e->src);
 }
 
-static double
-per_trip(uint64_t of_all, const struct settings *settings)
-{
-    return (double)of_all / (double)(settings->rounds * (settings->trips + singles(settings)));
-}
-
 static void
-report(struct way *w, const struct settings *settings)
+report(struct way *w, const struct contest *settings)
 {
-    struct bench_series *const series[] = {&w->batch, &w->single};
-    const size_t trips[] = {settings->trips, 1};
+    const double trips = (double)(settings->rounds * settings->count);
     char fields[240];
 
-    for (size_t i = 0; i < 2; i++) {
-        (void)snprintf(fields, sizeof(fields),
-                       "\"transport\": \"%s\", \"wait\": \"%s\", \"size\": %zu, \"trips\": %zu, "
-                       "\"switches_per_trip\": %.3f, \"cpu_ns_per_trip\": %.0f",
-                       settings->transport, settings->sleeps ? "sleep" : "spin",
-                       settings->len_bytes, trips[i], per_trip(w->spent.switches, settings),
-                       per_trip(w->spent.cpu_ns, settings));
-        bench_series_print(series[i], fields);
-        bench_series_free(series[i]);
-    }
+    (void)snprintf(fields, sizeof(fields),
+                   "\"transport\": \"%s\", \"wait\": \"%s\", \"size\": %zu, "
+                   "\"switches_per_trip\": %.3f, \"cpu_ns_per_trip\": %.0f",
+                   settings->transport, settings->sleeps ? "sleep" : "spin", settings->len_bytes,
+                   (double)w->spent.switches / trips, (double)w->spent.cpu_ns / trips);
+    bench_series_print(&w->ns, fields);
+    bench_series_free(&w->ns);
 }
 
+/* Half of each round trip; into: NULL, or its samples. */
 static void
-report_all(struct way *mine, const struct settings *settings)
+ping(struct ends *e, const struct way *w, uint64_t trips, struct bench_series *into)
 {
-    const uint64_t ours_ns = bench_series_quantile(&mine[0].batch, 0.5);
-    const uint64_t floor_ns = bench_series_quantile(&mine[1].batch, 0.5);
-    const uint64_t ours_single_ns = bench_series_quantile(&mine[0].single, 0.5);
-    const uint64_t floor_single_ns = bench_series_quantile(&mine[1].single, 0.5);
+    for (uint64_t i = 0; i < trips; i++) {
+        const uint64_t start_ns = bench_now_ns();
 
-    (void)printf("{\"bench\": \"%s\", \"summary\": true, \"transport\": \"%s\", \"wait\": \"%s\", "
-                 "\"size\": %zu, \"ours_ns\": %llu, \"floor_ns\": %llu, \"times_floor\": %.3f, "
-                 "\"ours_single_ns\": %llu, \"floor_single_ns\": %llu, "
-                 "\"times_floor_single\": %.3f, \"ours_switches_per_trip\": %.3f, "
-                 "\"floor_switches_per_trip\": %.3f}\n",
-                 bench_name, settings->transport, settings->sleeps ? "sleep" : "spin",
-                 settings->len_bytes, (unsigned long long)ours_ns, (unsigned long long)floor_ns,
-                 (double)ours_ns / (double)floor_ns, (unsigned long long)ours_single_ns,
-                 (unsigned long long)floor_single_ns,
-                 (double)ours_single_ns / (double)floor_single_ns,
-                 per_trip(mine[0].spent.switches, settings),
-                 per_trip(mine[1].spent.switches, settings));
-    for (size_t i = 0; i < 2; i++)
-        report(&mine[i], settings);
-}
-
-/* ns of `trips` round trips over two, for each trip. */
-static uint64_t
-ping(struct ends *e, const struct way *w, size_t trips)
-{
-    const uint64_t start_ns = bench_now_ns();
-
-    for (size_t i = 0; i < trips; i++) {
         w->send(e);
         w->recv(e);
+        if (into != NULL)
+            bench_series_add(into, (bench_now_ns() - start_ns) / 2);
     }
-    return (bench_now_ns() - start_ns) / (2 * trips);
 }
 
 static void
 first_side(struct pair *p)
 {
-    const struct settings *settings = p->arg;
-    struct way mine[2] = {ways[0], ways[1]};
+    const struct contest *settings = p->arg;
+    struct way mine[CONTESTANTS] = {ways[0], ways[1]};
     struct ends e;
 
     open_ends(&e, p);
     verify(&e);
-    for (size_t i = 0; i < 2; i++) {
-        bench_series_init(&mine[i].batch, mine[i].name, settings->rounds);
-        bench_series_init(&mine[i].single, mine[i].name, settings->rounds * singles(settings));
-    }
-    for (size_t round = 0; round <= settings->rounds; round++) {
-        for (size_t i = 0; i < 2; i++) {
-            (void)ping(&e, &mine[i], warm_up(settings));
+    for (size_t i = 0; i < settings->contestants; i++)
+        bench_series_init(&mine[i].ns, mine[i].name, settings->rounds * settings->count);
+    for (size_t round = 0; round < settings->rounds; round++) {
+        for (size_t i = 0; i < settings->contestants; i++) {
+            ping(&e, &mine[i], bench_warm_up(settings->count), NULL);
             const struct bench_spent before = bench_spent_now();
-            const uint64_t batch_ns = ping(&e, &mine[i], settings->trips);
-            for (size_t k = 0; k < singles(settings); k++) {
-                const uint64_t single_ns = ping(&e, &mine[i], 1);
-                if (round > 0)
-                    bench_series_add(&mine[i].single, single_ns);
-            }
-            if (round == 0)
-                continue;
+            ping(&e, &mine[i], settings->count, &mine[i].ns);
             const struct bench_spent after = bench_spent_now();
             mine[i].spent.cpu_ns += after.cpu_ns - before.cpu_ns;
             mine[i].spent.switches += after.switches - before.switches;
-            bench_series_add(&mine[i].batch, batch_ns);
         }
     }
-    report_all(mine, settings);
+    for (size_t i = 0; i < settings->contestants; i++)
+        report(&mine[i], settings);
     close_ends(&e);
 }
 
 static void
 second_side(struct pair *p)
 {
-    const struct settings *settings = p->arg;
+    const struct contest *settings = p->arg;
     struct ends e;
 
     open_ends(&e, p);
     verify(&e);
-    for (size_t round = 0; round <= settings->rounds; round++) {
-        for (size_t i = 0; i < 2; i++) {
-            for (size_t k = 0; k < warm_up(settings) + settings->trips + singles(settings); k++) {
+    for (size_t round = 0; round < settings->rounds; round++) {
+        for (size_t i = 0; i < settings->contestants; i++) {
+            for (size_t k = 0; k < bench_warm_up(settings->count) + settings->count; k++) {
                 ways[i].recv(&e);
                 ways[i].send(&e);
             }
@@ -312,38 +235,11 @@ second_side(struct pair *p)
     close_ends(&e);
 }
 
-int
-main(int argc, char **argv)
+void
+perf_latency(const struct contest *options)
 {
-    static const char *const known[] = {"--transport=", "--wait=",  "--size=",
-                                        "--rounds=",    "--trips=", NULL};
+    struct contest settings = *options;
 
-    bench_name = "latency";
-    bench_check_args(argc, argv, known);
-    const char *transport = bench_arg(argc, argv, "--transport");
-    const char *wait = bench_arg(argc, argv, "--wait");
-    const bool sleeps = wait != NULL && strcmp(wait, "sleep") == 0;
-    if (wait != NULL && !sleeps && strcmp(wait, "spin") != 0)
-        bench_fail("--wait is spin or sleep, not \"%s\"", wait);
-    if (sleeps && (transport == NULL || strcmp(transport, "tcp") != 0))
-        bench_fail("--wait sleep has a floor on tcp only");
-    const struct raw_tcp_config raw = {.is_spinning = !sleeps,
-                                       .streams = 1,
-                                       .chunk_bytes = MAX_BYTES,
-                                       .buffer_bytes = BUFFER_BYTES,
-                                       .congestion = "reno"}; /* as ours on loopback: no pacing */
-    struct settings settings = {
-        .transport = transport != NULL ? transport : "shm",
-        .sleeps = sleeps,
-        .len_bytes = (size_t)bench_arg_number(argc, argv, "--size", 8),
-        .rounds = (size_t)bench_arg_number(argc, argv, "--rounds", 50),
-        .trips = (size_t)bench_arg_number(argc, argv, "--trips", 1000),
-        .raw = &raw,
-    };
-    if (settings.len_bytes > MAX_BYTES)
-        bench_fail("--size is at most %zu", MAX_BYTES);
-    settings.floor = bench_map(2 * settings.len_bytes, MAP_SHARED);
-    const struct pair_opts opts = {.transport = settings.transport, .sleeps = sleeps};
-    pair_run(&opts, first_side, second_side, &settings);
-    return 0;
+    settings.shared = bench_map(2 * settings.len_bytes, MAP_SHARED);
+    contest_run(&settings, first_side, second_side);
 }

@@ -3,7 +3,7 @@
  * overhead - what a write costs besides its payload: system calls of the threads that write and
  * wait, while both sides are awake, wake-ups sent, and on TCP the bytes that go to the sockets.
  *
- *   overhead [--transport shm|tcp] [--writes N] [--size N]       default shm, 20000, 8 bytes
+ *   rdtperf overhead [--transport shm|tcp] [--count N] [--size N]    default shm, 20000 writes, 8 B
  *
  * A ping-pong of write + notify, so that each side makes N writes and waits N times. System calls
  * are counted in the calling threads by a seccomp trap; "calls" names them. On TCP each write is
@@ -13,18 +13,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench.h"
-#include "pair.h"
 #include "process.h"
+#include "rdtperf.h"
 
 #define MAX_BYTES ((size_t)1 << 20)
 #define WARM_UP 2000
-
-struct settings {
-    const char *transport;
-    uint64_t writes;
-    size_t len_bytes;
-};
 
 struct ends {
     rdt_region *region;
@@ -61,15 +54,15 @@ print_calls(void)
 }
 
 static void
-report(const struct pair *p, const struct settings *settings, const struct rdt_counters *before,
+report(const struct pair *p, const struct contest *settings, const struct rdt_counters *before,
        const struct rdt_counters *after, uint64_t calls, bool is_counted)
 {
-    const double n = (double)settings->writes;
+    const double n = (double)settings->count;
 
     (void)printf("{\"bench\": \"%s\", \"summary\": true, \"transport\": \"%s\", \"side\": %d, "
                  "\"size\": %zu, \"writes\": %llu, \"writes_counted\": %llu, ",
                  bench_name, settings->transport, p->side, settings->len_bytes,
-                 (unsigned long long)settings->writes,
+                 (unsigned long long)settings->count,
                  (unsigned long long)(after->writes - before->writes));
     if (is_counted)
         (void)printf("\"calls_per_write\": %.4f, ", (double)calls / n);
@@ -92,7 +85,7 @@ report(const struct pair *p, const struct settings *settings, const struct rdt_c
 static void
 run(struct pair *p, struct ends *e)
 {
-    const struct settings *settings = p->arg;
+    const struct contest *settings = p->arg;
 
     ping(p, e, settings->len_bytes, WARM_UP);
     pair_barrier(p);
@@ -102,57 +95,33 @@ run(struct pair *p, struct ends *e)
          WARM_UP); /* the filter's set-up took the other side by surprise */
     const struct rdt_counters before = pair_counters(p);
     const uint64_t calls_before = process_calls_total();
-    ping(p, e, settings->len_bytes, settings->writes);
+    ping(p, e, settings->len_bytes, settings->count);
     const uint64_t calls = process_calls_total() - calls_before;
     const struct rdt_counters after = pair_counters(p);
     report(p, settings, &before, &after, calls, is_counted);
 }
 
 static void
-first_side(struct pair *p)
+either_side(struct pair *p)
 {
     struct ends e = {.src = calloc(1, MAX_BYTES)};
 
     if (e.src == NULL)
         bench_die("calloc");
-    e.region = pair_offer(p, MAX_BYTES);
-    pair_barrier(p);
-    e.remote = pair_take_offer(p);
+    for (int side = 0; side < 2; side++) {
+        if (p->side == side)
+            e.region = pair_offer(p, MAX_BYTES);
+        else
+            e.remote = pair_take_offer(p);
+        pair_barrier(p);
+    }
     run(p, &e);
     rdt_region_free(e.region, NULL, NULL);
     free(e.src);
 }
 
-static void
-second_side(struct pair *p)
+void
+perf_overhead(const struct contest *options)
 {
-    struct ends e = {.src = calloc(1, MAX_BYTES), .remote = pair_take_offer(p)};
-
-    if (e.src == NULL)
-        bench_die("calloc");
-    pair_barrier(p);
-    e.region = pair_offer(p, MAX_BYTES);
-    run(p, &e);
-    rdt_region_free(e.region, NULL, NULL);
-    free(e.src);
-}
-
-int
-main(int argc, char **argv)
-{
-    static const char *const known[] = {"--transport=", "--writes=", "--size=", NULL};
-
-    bench_name = "overhead";
-    bench_check_args(argc, argv, known);
-    const char *transport = bench_arg(argc, argv, "--transport");
-    const struct settings settings = {
-        .transport = transport != NULL ? transport : "shm",
-        .writes = (uint64_t)bench_arg_number(argc, argv, "--writes", 20000),
-        .len_bytes = (size_t)bench_arg_number(argc, argv, "--size", 8),
-    };
-    if (settings.len_bytes > MAX_BYTES)
-        bench_fail("--size is at most %zu", MAX_BYTES);
-    const struct pair_opts opts = {.transport = settings.transport};
-    pair_run(&opts, first_side, second_side, &settings);
-    return 0;
+    contest_run(options, either_side, either_side);
 }

@@ -4,7 +4,8 @@
  * or in a row with several under way, and what each side's processor spends on them; beside their
  * floor in the same run.
  *
- *   reads [--transport shm|tcp] [--wait spin|sleep] [--size N] [--depth N] [--count N] [--rounds N]
+ *   rdtperf reads [--transport shm|tcp|verbs] [--wait spin|sleep] [--size N] [--depth N]
+ *           [--count N] [--rounds N]
  *
  * Defaults: shm, spin, 65536 bytes, depth 1, 200 reads a round, 5 rounds. With depth 1 a sample is
  * one read, from its call until its bytes are here; else the mean of a round's reads, of which at
@@ -20,11 +21,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "bench.h"
-#include "contest.h"
 #include "flow.h"
-#include "pair.h"
-#include "raw_tcp.h"
+#include "rdtperf.h"
 
 #define MAX_BYTES ((size_t)64 << 20)
 
@@ -36,7 +34,7 @@ struct ends {
     rdt_region *region;              /* the owner's */
     struct rdt_remote_region remote; /* the reader's, as the next two */
     char *dst;
-    const void *mapped; /* the owner's region; NULL over TCP */
+    const void *mapped; /* the owner's region, over shm */
     struct raw_tcp raw;
     uint64_t samples;
 };
@@ -161,7 +159,7 @@ verify(struct ends *e)
     const size_t len_bytes = e->settings->len_bytes;
     uint64_t unused[2] = {0};
 
-    for (size_t i = 0; i < CONTESTANTS; i++) {
+    for (size_t i = 0; i < e->settings->contestants; i++) {
         if (e->pair->side == OWNER)
             bench_fill(rdt_region_addr(e->region), len_bytes, i);
         take_turn(e, i, 1, NULL, unused);
@@ -186,7 +184,7 @@ open_ends(struct ends *e, struct pair *p)
     }
     if (settings->is_tcp)
         contest_connect(p, &settings->raw, p->side == OWNER, &e->raw);
-    if (settings->is_tcp || p->side == OWNER)
+    if (settings->is_tcp || p->side == OWNER || settings->contestants < CONTESTANTS)
         return;
     pair_check(rdt_endpoint_map(p->ep, &e->remote, &mapped, &err), &err, "rdt_endpoint_map");
     e->mapped = mapped;
@@ -215,10 +213,10 @@ side(struct pair *p)
 
     open_ends(&e, p);
     verify(&e);
-    for (size_t i = 0; i < CONTESTANTS; i++)
+    for (size_t i = 0; i < settings->contestants; i++)
         bench_series_init(&ns[i], contest_names[i], settings->rounds * settings->count);
     for (size_t round = 0; round < settings->rounds; round++) {
-        for (size_t i = 0; i < CONTESTANTS; i++) {
+        for (size_t i = 0; i < settings->contestants; i++) {
             if (settings->count >= 10) /* of few and large ones verify() was enough */
                 take_turn(&e, i, bench_warm_up(settings->count), NULL, unused);
             take_turn(&e, i, settings->count, &ns[i], cpu[i]);
@@ -226,7 +224,7 @@ side(struct pair *p)
     }
     const double bytes =
         (double)settings->len_bytes * (double)settings->count * (double)settings->rounds;
-    for (size_t i = 0; i < CONTESTANTS; i++) {
+    for (size_t i = 0; i < settings->contestants; i++) {
         if (p->side == READER)
             contest_print(&ns[i], settings, "", cpu[i][READER], cpu[i][OWNER], bytes);
         bench_series_free(&ns[i]);
@@ -234,16 +232,8 @@ side(struct pair *p)
     close_ends(&e);
 }
 
-int
-main(int argc, char **argv)
+void
+perf_reads(const struct contest *options)
 {
-    static const char *const known[] = {"--transport=", "--wait=",   "--size=", "--depth=",
-                                        "--count=",     "--rounds=", NULL};
-
-    bench_name = "reads";
-    bench_check_args(argc, argv, known);
-    const struct contest settings = contest_of(argc, argv, MAX_BYTES);
-    const struct pair_opts opts = {.transport = settings.transport, .sleeps = settings.sleeps};
-    pair_run(&opts, side, side, &settings);
-    return 0;
+    contest_run(options, side, side);
 }

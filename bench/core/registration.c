@@ -3,7 +3,7 @@
  * registration - what memory costs before it can be written to, and that it costs that only once;
  * and apart from it what a process and a connection cost before.
  *
- *   registration [--transport shm|tcp] [--bytes N] [--rounds N]    default shm, 1 GiB, 3 rounds
+ *   rdtperf registration [--transport shm|tcp] [--size N] [--rounds N]    default shm, 1 GiB, 3
  *
  * In each round, in processes of its own: "alloc": rdt_region_alloc() of the whole, from nothing;
  * "alloc again": the same after it was freed; "register": rdt_region_register() of memory that
@@ -21,8 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "bench.h"
-#include "pair.h"
+#include "rdtperf.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14; older libcs do not name it */
@@ -30,11 +29,12 @@
 
 enum { ALLOC, ALLOC_AGAIN, REGISTER, POPULATE, OPEN, CONNECT, FIRST_WRITE, SECOND_WRITE, SERIES };
 
-struct settings {
-    const char *transport;
-    uint64_t len_bytes;
-    uint64_t *took_ns; /* [SERIES], shared by all processes */
-};
+/* [SERIES], shared by all processes. */
+static uint64_t *
+took_of(const struct contest *options)
+{
+    return (uint64_t *)(void *)options->shared;
+}
 
 static rdt_region *
 alloc(rdt_context *ctx, uint64_t len_bytes, uint64_t *took_ns)
@@ -86,11 +86,11 @@ populate(uint64_t len_bytes, uint64_t *took_ns)
 }
 
 static void
-measure_alone(const struct settings *settings)
+measure_alone(const struct contest *settings)
 {
     const struct pair_opts opts = {.transport = settings->transport};
     const uint64_t len_bytes = settings->len_bytes;
-    uint64_t *took_ns = settings->took_ns;
+    uint64_t *took_ns = took_of(settings);
     struct rdt_error err;
     rdt_context *ctx = pair_open_context(&opts, 0);
     rdt_region *region = alloc(ctx, len_bytes, &took_ns[ALLOC]);
@@ -106,17 +106,17 @@ measure_alone(const struct settings *settings)
 static void
 write_side(struct pair *p)
 {
-    const struct settings *settings = p->arg;
+    const struct contest *settings = p->arg;
     const struct rdt_remote_region remote = pair_take_offer(p);
     const uint64_t word = 1;
 
-    settings->took_ns[OPEN] = p->open_ns;
-    settings->took_ns[CONNECT] = p->connect_ns;
+    took_of(settings)[OPEN] = p->open_ns;
+    took_of(settings)[CONNECT] = p->connect_ns;
     for (int i = FIRST_WRITE; i <= SECOND_WRITE; i++) {
         const uint64_t start_ns = bench_now_ns();
 
         pair_write(p, &word, sizeof(word), &remote, settings->len_bytes - sizeof(word), 7);
-        settings->took_ns[i] = bench_now_ns() - start_ns;
+        took_of(settings)[i] = bench_now_ns() - start_ns;
         bench_spin_ns(1000000);
     }
 }
@@ -124,7 +124,7 @@ write_side(struct pair *p)
 static void
 own_side(struct pair *p)
 {
-    const struct settings *settings = p->arg;
+    const struct contest *settings = p->arg;
     rdt_region *region = pair_offer(p, settings->len_bytes);
 
     for (int i = FIRST_WRITE; i <= SECOND_WRITE; i++)
@@ -134,9 +134,8 @@ own_side(struct pair *p)
 
 /* In a process of its own: the library does not work on in children of processes that used it. */
 static void
-run_round(const struct settings *settings)
+run_round(const struct contest *settings)
 {
-    const struct pair_opts opts = {.transport = settings->transport};
     int status;
 
     (void)fflush(NULL);
@@ -144,7 +143,7 @@ run_round(const struct settings *settings)
     if (child < 0)
         bench_die("fork");
     if (child == 0) {
-        pair_run(&opts, write_side, own_side, settings);
+        contest_run(settings, write_side, own_side);
         measure_alone(settings);
         exit(0);
     }
@@ -152,37 +151,28 @@ run_round(const struct settings *settings)
         bench_fail("a round failed");
 }
 
-int
-main(int argc, char **argv)
+void
+perf_registration(const struct contest *options)
 {
-    static const char *const known[] = {"--transport=", "--bytes=", "--rounds=", NULL};
     static const char *const names[SERIES] = {"alloc",       "alloc again", "register",
                                               "populate",    "open",        "connect",
                                               "first write", "second write"};
+    struct contest settings = *options;
     struct bench_series series[SERIES];
     char fields[96];
 
-    bench_name = "registration";
-    bench_check_args(argc, argv, known);
-    const size_t rounds = (size_t)bench_arg_number(argc, argv, "--rounds", 3);
-    const char *transport = bench_arg(argc, argv, "--transport");
-    const struct settings settings = {
-        .transport = transport != NULL ? transport : "shm",
-        .len_bytes = (uint64_t)bench_arg_number(argc, argv, "--bytes", 1 << 30),
-        .took_ns = bench_map(SERIES * sizeof(uint64_t), MAP_SHARED),
-    };
+    settings.shared = bench_map(SERIES * sizeof(uint64_t), MAP_SHARED);
     for (size_t i = 0; i < SERIES; i++)
-        bench_series_init(&series[i], names[i], rounds);
-    for (size_t round = 0; round < rounds; round++) {
+        bench_series_init(&series[i], names[i], settings.rounds);
+    for (size_t round = 0; round < settings.rounds; round++) {
         run_round(&settings);
         for (size_t i = 0; i < SERIES; i++)
-            bench_series_add(&series[i], settings.took_ns[i]);
+            bench_series_add(&series[i], took_of(&settings)[i]);
     }
-    (void)snprintf(fields, sizeof(fields), "\"transport\": \"%s\", \"size\": %llu",
-                   settings.transport, (unsigned long long)settings.len_bytes);
+    (void)snprintf(fields, sizeof(fields), "\"transport\": \"%s\", \"size\": %zu",
+                   settings.transport, settings.len_bytes);
     for (size_t i = 0; i < SERIES; i++) {
         bench_series_print(&series[i], fields);
         bench_series_free(&series[i]);
     }
-    return 0;
 }

@@ -7,13 +7,11 @@
  *
  * What arrives is compared in a pass of its own, first.
  *
- *   shm_write [--sizes N,N,...] [--seconds S] [--unpinned]       S per size, default 2
+ *   rdtperf shm_write [--size N] [--seconds S]                    default 1 MiB, 2 s
  *
- * Two ratios of the best floor's median to ours. "ratio": from the start until the other process
- * knows, told by our notification or, on the floor, by a flag stored after the copy. "ratio_call":
- * until the call returns; there the floor has an advantage that nobody can have who tells the peer:
- * a copy with non-temporal stores returns some 400 ns before its last bytes are in place, and
- * whatever has to look whether the peer sleeps waits for them.
+ * Two lines for each copy and for the library. "seen": from the start until the other process
+ * knows, by the library's notification or a flag stored after a copy. "call": until the call
+ * returns; a copy with non-temporal stores returns some 400 ns before its last bytes are in place.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,17 +19,11 @@
 #include <sys/mman.h>
 
 #include "copy_kinds.h"
+#include "rdtperf.h"
 #include "turns.h"
 
 #define MAX_BYTES ((size_t)64 << 20)
 #define TIMED_PER_ROUND 3
-
-struct settings {
-    size_t sizes[BENCH_MAX_SIZES];
-    size_t size_count;
-    double seconds;
-    char *own; /* shared by both sides */
-};
 
 struct ours {
     struct pair *pair;
@@ -59,48 +51,6 @@ act_floor(void *arg, size_t len_bytes)
     struct floor_copy *f = arg;
 
     f->copy(f->dst, f->src, len_bytes);
-}
-
-/* The floor's best median among `call` or `seen` series; *name_out: whose. */
-static uint64_t
-best_floor(const struct contestant *list, size_t count, bool is_call, double fraction,
-           const char **name_out)
-{
-    uint64_t best_ns = UINT64_MAX;
-
-    for (size_t i = 1; i < count; i++) {
-        const uint64_t ns =
-            bench_series_quantile(is_call ? &list[i].series : &list[i].seen, fraction);
-
-        if (ns < best_ns) {
-            best_ns = ns;
-            *name_out = list[i].name;
-        }
-    }
-    return best_ns;
-}
-
-static void
-report_ratio(const struct contestant *list, size_t count, size_t len_bytes)
-{
-    const char *name = NULL;
-    const char *other = NULL;
-    const uint64_t floor_ns = best_floor(list, count, false, 0.5, &name);
-    const uint64_t ours_ns = bench_series_quantile(&list[0].seen, 0.5);
-    const double ratio_p10 = (double)best_floor(list, count, false, 0.1, &other) /
-                             (double)bench_series_quantile(&list[0].seen, 0.1);
-    const uint64_t floor_call_ns = best_floor(list, count, true, 0.5, &other);
-    const uint64_t ours_call_ns = bench_series_quantile(&list[0].series, 0.5);
-
-    (void)printf("{\"bench\": \"%s\", \"summary\": true, \"size\": %zu, \"ours_ns\": %llu, "
-                 "\"floor_ns\": %llu, \"best_floor\": \"%s\", \"ours_gbps\": %.2f, "
-                 "\"floor_gbps\": %.2f, \"ratio\": %.3f, \"ratio_p10\": %.3f, "
-                 "\"ours_call_ns\": %llu, \"floor_call_ns\": %llu, \"ratio_call\": %.3f}\n",
-                 bench_name, len_bytes, (unsigned long long)ours_ns, (unsigned long long)floor_ns,
-                 name, (double)len_bytes / (double)ours_ns, (double)len_bytes / (double)floor_ns,
-                 (double)floor_ns / (double)ours_ns, ratio_p10, (unsigned long long)ours_call_ns,
-                 (unsigned long long)floor_call_ns, (double)floor_call_ns / (double)ours_call_ns);
-    (void)fflush(stdout);
 }
 
 /* A line for each contestant: samples from the start until the other process knows. */
@@ -146,7 +96,7 @@ line_up(struct contestant *list, struct floor_copy *copies, struct ours *ours, c
 static void
 write_side(struct pair *p)
 {
-    const struct settings *settings = p->arg;
+    const struct contest *settings = p->arg;
     struct ours ours = {.pair = p, .remote = pair_take_offer(p)};
     struct contestant list[1 + 2 * COPY_KINDS_MAX];
     struct floor_copy copies[1 + 2 * COPY_KINDS_MAX];
@@ -158,17 +108,14 @@ write_side(struct pair *p)
     memset(src, 0x5a, MAX_BYTES);
     ours.src = src;
     pair_check(rdt_endpoint_map(p->ep, &ours.remote, &region, &err), &err, "rdt_endpoint_map");
-    for (size_t i = 0; i < settings->size_count; i++) {
-        const size_t count = line_up(list, copies, &ours, region, settings->own);
-        char fields[64];
-
-        (void)snprintf(fields, sizeof(fields), "\"size\": %zu", settings->sizes[i]);
-        turns_verify(&turns, list, count, src, settings->sizes[i]);
-        turns_measure(&turns, list, count, settings->sizes[i], settings->seconds, TIMED_PER_ROUND);
-        report_seen(list, count, settings->sizes[i]);
-        report_ratio(list, count, settings->sizes[i]);
-        turns_report(list, count, fields);
-    }
+    const size_t count = line_up(list, copies, &ours, region, settings->shared);
+    char fields[64];
+    (void)snprintf(fields, sizeof(fields), "\"timed\": \"call\", \"size\": %zu",
+                   settings->len_bytes);
+    turns_verify(&turns, list, count, src, settings->len_bytes);
+    turns_measure(&turns, list, count, settings->len_bytes, settings->seconds, TIMED_PER_ROUND);
+    report_seen(list, count, settings->len_bytes);
+    turns_report(list, count, fields);
     turns_end(&turns);
     (void)munmap(src, MAX_BYTES);
 }
@@ -176,31 +123,21 @@ write_side(struct pair *p)
 static void
 read_side(struct pair *p)
 {
-    const struct settings *settings = p->arg;
+    const struct contest *settings = p->arg;
     rdt_region *region = pair_offer(p, MAX_BYTES);
 
     /* An inherited mapping has no page table entries in a child: bring them in before the first
      * turn. */
-    p->board->checksum = bench_sum(settings->own, MAX_BYTES);
-    turns_serve(p, rdt_region_addr(region), settings->own);
+    p->board->checksum = bench_sum(settings->shared, MAX_BYTES);
+    turns_serve(p, rdt_region_addr(region), settings->shared);
     rdt_region_free(region, NULL, NULL);
 }
 
-int
-main(int argc, char **argv)
+void
+perf_shm_write(const struct contest *options)
 {
-    static const char *const known[] = {"--sizes=", "--seconds=", "--unpinned", NULL};
-    struct settings settings = {.seconds = 2.0};
+    struct contest settings = *options;
 
-    bench_name = "shm_write";
-    bench_check_args(argc, argv, known);
-    const char *sizes = bench_arg(argc, argv, "--sizes");
-    settings.size_count = bench_parse_sizes(sizes != NULL ? sizes : "65536,1048576,67108864",
-                                            MAX_BYTES, settings.sizes);
-    settings.seconds = bench_arg_number(argc, argv, "--seconds", settings.seconds);
-    settings.own = bench_map(MAX_BYTES, MAP_SHARED);
-    const struct pair_opts opts = {.transport = "shm",
-                                   .is_unpinned = bench_has(argc, argv, "--unpinned")};
-    pair_run(&opts, write_side, read_side, &settings);
-    return 0;
+    settings.shared = bench_map(MAX_BYTES, MAP_SHARED);
+    contest_run(&settings, write_side, read_side);
 }

@@ -3,8 +3,8 @@
  * streams - messages of one size in a row, at most `depth` of them unacknowledged, one way or both
  * ways at once, and what each side's processor spends on them; beside its floor in the same run.
  *
- *   streams [--transport shm|tcp] [--wait spin|sleep] [--size N] [--depth N] [--both]
- *           [--count N] [--rounds N]
+ *   rdtperf streams [--transport shm|tcp|verbs] [--wait spin|sleep] [--size N] [--depth N] [--both]
+ *           [--silent] [--count N] [--rounds N]
  *
  * Defaults: shm, spin, 65536 bytes, depth 1, one way, 200 messages in a sample, 5 samples. A sample
  * is the time for each message: from both sides' start until all are where they belong, those who
@@ -12,30 +12,21 @@
  * write + notification into one place. The floor over TCP is plain sockets, one connection for each
  * direction, with an answer of 8 B to each message; over shared memory memcpy and a counter, which
  * nobody answers, since nobody answers ours there. Processor time is getrusage()'s, of the process
- * with all its threads, until its own part is done. Who spins uses its core while it waits.
+ * with all its threads, until its own part is done. --silent: writes without notification, and no
+ * baseline, as perftest's ib_write_bw has them.
  */
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#include "bench.h"
-#include "contest.h"
 #include "flow.h"
-#include "pair.h"
-#include "raw_tcp.h"
+#include "rdtperf.h"
 
 #define MAX_BYTES ((size_t)1 << 30)
-
-struct settings {
-    struct contest contest;
-    bool is_both;
-    char *floor;
-};
 
 struct ends {
     struct pair *pair;
     const struct contest *settings;
-    char *floor; /* shm: what each side sends, shared by both */
     bool sends;
     bool receives;
     char *src;
@@ -54,8 +45,8 @@ post(struct ends *e)
     rdt_transfer *transfer;
     struct rdt_error err;
 
-    pair_check(rdt_endpoint_write(e->pair->ep, e->src, e->settings->len_bytes, &e->remote, 0, 1,
-                                  &transfer, &err),
+    pair_check(rdt_endpoint_write(e->pair->ep, e->src, e->settings->len_bytes, &e->remote, 0,
+                                  e->settings->is_silent ? RDT_NOTIFY_NONE : 1, &transfer, &err),
                &err, "rdt_endpoint_write");
     return transfer;
 }
@@ -82,7 +73,7 @@ move_ours(struct ends *e, uint64_t count, char *dst)
 {
     const uint64_t depth = e->settings->depth;
     const uint64_t to_send = e->sends ? count : 0;
-    uint64_t to_take = e->receives ? count : 0;
+    uint64_t to_take = e->receives && !e->settings->is_silent ? count : 0;
     rdt_transfer *in_flight[CONTEST_MAX_DEPTH];
     struct rdt_error err;
 
@@ -107,7 +98,7 @@ move_memcpy(struct ends *e, uint64_t count)
 {
     const struct contest *settings = e->settings;
     const int side = e->pair->side;
-    char *to = e->floor + (size_t)side * settings->len_bytes;
+    char *to = e->settings->shared + (size_t)side * settings->len_bytes;
 
     e->counted += count;
     for (uint64_t i = e->sends ? count : 0; i > 0; i--) {
@@ -184,11 +175,11 @@ verify(struct ends *e)
     const int side = e->pair->side;
     uint64_t unused[2] = {0};
 
-    for (size_t i = 0; i < CONTESTANTS; i++) {
+    for (size_t i = 0; i < e->settings->contestants; i++) {
         const uint64_t seed = 2 * i;
         char *dst = rdt_region_addr(e->region);
         const bool is_memcpy = i == CONTEST_FLOOR && !e->settings->is_tcp;
-        const char *found = is_memcpy ? e->floor + (size_t)(1 - side) * len_bytes : dst;
+        const char *found = is_memcpy ? e->settings->shared + (size_t)(1 - side) * len_bytes : dst;
 
         bench_fill(e->src, len_bytes, seed + (uint64_t)side);
         (void)sample(e, i, 1, dst, unused);
@@ -200,14 +191,12 @@ verify(struct ends *e)
 static void
 open_ends(struct ends *e, struct pair *p)
 {
-    const struct settings *settings = p->arg;
-    const struct contest *contest = &settings->contest;
+    const struct contest *contest = p->arg;
 
     *e = (struct ends){.pair = p,
                        .settings = contest,
-                       .floor = settings->floor,
-                       .sends = p->side == 0 || settings->is_both,
-                       .receives = p->side == 1 || settings->is_both};
+                       .sends = p->side == 0 || contest->is_both,
+                       .receives = p->side == 1 || contest->is_both};
     for (int side = 0; side < 2; side++) {
         /* a side that receives nothing offers a byte, for the sake of the meeting */
         if (p->side == side)
@@ -235,11 +224,10 @@ close_ends(struct ends *e)
 static void
 side(struct pair *p)
 {
-    const struct settings *settings = p->arg;
-    const struct contest *contest = &settings->contest;
+    const struct contest *contest = p->arg;
     const double bytes = (double)contest->len_bytes * (double)contest->count *
-                         (double)contest->rounds * (settings->is_both ? 2 : 1);
-    const char *more = settings->is_both ? "\"both\": true, " : "\"both\": false, ";
+                         (double)contest->rounds * (contest->is_both ? 2 : 1);
+    const char *more = contest->is_both ? "\"both\": true, " : "\"both\": false, ";
     struct bench_series ns[CONTESTANTS];
     uint64_t cpu[CONTESTANTS][2] = {0};
     uint64_t unused[2] = {0};
@@ -247,10 +235,10 @@ side(struct pair *p)
 
     open_ends(&e, p);
     verify(&e);
-    for (size_t i = 0; i < CONTESTANTS; i++)
+    for (size_t i = 0; i < contest->contestants; i++)
         bench_series_init(&ns[i], contest_names[i], contest->rounds);
     for (size_t round = 0; round < contest->rounds; round++) {
-        for (size_t i = 0; i < CONTESTANTS; i++) {
+        for (size_t i = 0; i < contest->contestants; i++) {
             char *dst = rdt_region_addr(e.region);
 
             if (contest->count >= 10) /* of few and large ones verify() was enough */
@@ -258,7 +246,7 @@ side(struct pair *p)
             bench_series_add(&ns[i], sample(&e, i, contest->count, dst, cpu[i]) / contest->count);
         }
     }
-    for (size_t i = 0; i < CONTESTANTS; i++) {
+    for (size_t i = 0; i < contest->contestants; i++) {
         if (p->side == 0)
             contest_print(&ns[i], contest, more, cpu[i][0], cpu[i][1], bytes);
         bench_series_free(&ns[i]);
@@ -266,20 +254,12 @@ side(struct pair *p)
     close_ends(&e);
 }
 
-int
-main(int argc, char **argv)
+void
+perf_streams(const struct contest *options)
 {
-    static const char *const known[] = {"--transport=", "--wait=",  "--size=",   "--depth=",
-                                        "--both",       "--count=", "--rounds=", NULL};
+    struct contest settings = *options;
 
-    bench_name = "streams";
-    bench_check_args(argc, argv, known);
-    struct settings settings = {.contest = contest_of(argc, argv, MAX_BYTES),
-                                .is_both = bench_has(argc, argv, "--both")};
-    if (!settings.contest.is_tcp)
-        settings.floor = bench_map(2 * settings.contest.len_bytes, MAP_SHARED);
-    const struct pair_opts opts = {.transport = settings.contest.transport,
-                                   .sleeps = settings.contest.sleeps};
-    pair_run(&opts, side, side, &settings);
-    return 0;
+    if (!settings.is_tcp && settings.contestants == CONTESTANTS)
+        settings.shared = bench_map(2 * settings.len_bytes, MAP_SHARED);
+    contest_run(&settings, side, side);
 }

@@ -6,10 +6,7 @@
  * buffers, congestion control, waiting) has a heat, and the best of them two more, lest a noisy
  * moment decide; then the finalists and the library take turns.
  *
- *   tcp_throughput [--size N] [--seconds S] [--streams N] [--quick]
- *
- * Defaults: 64 MiB, 5 s of finals, the library's default of streams. --quick: fewer configurations.
- * The summary line has the ratio: best floor's median over ours.
+ *   rdtperf tcp_throughput [--size N] [--seconds S]               default 64 MiB, 5 s of finals
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,9 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "bench.h"
-#include "pair.h"
-#include "raw_tcp.h"
+#include "rdtperf.h"
 
 #define FINALISTS 3
 #define SEMIFINALISTS 9
@@ -30,12 +25,6 @@
 
 enum act { ACT_OURS = 1, ACT_OPEN, ACT_MOVE, ACT_CLOSE, ACT_END };
 
-struct settings {
-    size_t len_bytes;
-    double seconds;
-    bool is_quick;
-};
-
 /* What the first side asks of the second, on the board's scratch. */
 struct order {
     uint64_t act;
@@ -45,9 +34,9 @@ struct order {
     struct sockaddr_in addr;
 };
 
-struct contest {
+struct finals {
     struct pair *pair;
-    const struct settings *settings;
+    const struct contest *settings;
     struct rdt_remote_region remote;
     char *src;
     uint64_t number;
@@ -63,7 +52,7 @@ order_of(struct pair *p)
 }
 
 static void
-begin(struct contest *c, enum act act, size_t slot)
+begin(struct finals *c, enum act act, size_t slot)
 {
     order_of(c->pair)->act = act;
     order_of(c->pair)->slot = slot;
@@ -73,13 +62,13 @@ begin(struct contest *c, enum act act, size_t slot)
 }
 
 static void
-end(struct contest *c)
+end(struct finals *c)
 {
     bench_await(&c->pair->board->answer, c->number, "the receiver");
 }
 
 static void
-open_raw(struct contest *c, size_t slot, const struct raw_tcp_config *config)
+open_raw(struct finals *c, size_t slot, const struct raw_tcp_config *config)
 {
     struct sockaddr_in addr;
     const int listener = raw_tcp_listen(config, &addr);
@@ -94,7 +83,7 @@ open_raw(struct contest *c, size_t slot, const struct raw_tcp_config *config)
 }
 
 static void
-close_raw(struct contest *c, size_t slot)
+close_raw(struct finals *c, size_t slot)
 {
     begin(c, ACT_CLOSE, slot);
     raw_tcp_close(&c->raw[slot]);
@@ -102,7 +91,7 @@ close_raw(struct contest *c, size_t slot)
 }
 
 static uint64_t
-move_raw(struct contest *c, size_t slot)
+move_raw(struct finals *c, size_t slot)
 {
     char answer[ANSWER_BYTES];
 
@@ -118,7 +107,7 @@ move_raw(struct contest *c, size_t slot)
 }
 
 static uint64_t
-move_ours(struct contest *c)
+move_ours(struct finals *c)
 {
     begin(c, ACT_OURS, 0);
     bench_await(&c->pair->board->ready, c->number, "the receiver");
@@ -132,7 +121,7 @@ move_ours(struct contest *c)
 
 /* A pass of its own: every finalist and the library move a payload that the receiver compares. */
 static void
-verify(struct contest *c)
+verify(struct finals *c)
 {
     for (size_t i = 0; i <= FINALISTS; i++) {
         c->seed = 1 + i;
@@ -158,7 +147,7 @@ compare_heats(const void *a, const void *b)
 
 /* A heat on a connection of its own; *best_ns is that of all configurations. */
 static void
-run_heat(struct contest *c, struct heat *heat, uint64_t *best_ns)
+run_heat(struct finals *c, struct heat *heat, uint64_t *best_ns)
 {
     open_raw(c, 0, &heat->config);
     for (size_t k = 0; k < MOVES; k++) {
@@ -176,11 +165,10 @@ run_heat(struct contest *c, struct heat *heat, uint64_t *best_ns)
 
 /* Sorts all configurations by their best message; returns how many there are. */
 static size_t
-run_heats(struct contest *c, struct heat heats[RAW_TCP_MAX_CANDIDATES])
+run_heats(struct finals *c, struct heat heats[RAW_TCP_MAX_CANDIDATES])
 {
     struct raw_tcp_config candidates[RAW_TCP_MAX_CANDIDATES];
-    const size_t count =
-        raw_tcp_candidates(candidates, c->settings->len_bytes, c->settings->is_quick);
+    const size_t count = raw_tcp_candidates(candidates, c->settings->len_bytes);
     uint64_t best_ns = UINT64_MAX;
 
     for (size_t i = 0; i < count; i++) {
@@ -197,14 +185,15 @@ run_heats(struct contest *c, struct heat heats[RAW_TCP_MAX_CANDIDATES])
 }
 
 static void
-report(const struct contest *c, struct bench_series series[1 + FINALISTS], size_t heats)
+report(const struct finals *c, const struct bench_series series[1 + FINALISTS], size_t heats)
 {
-    const uint64_t ours_ns = bench_series_quantile(&series[0], 0.5);
-    size_t best = 1;
+    char fields[256];
 
+    (void)snprintf(fields, sizeof(fields), "\"size\": %zu, \"configurations\": %zu",
+                   c->settings->len_bytes, heats);
+    bench_series_print(&series[0], fields);
     for (size_t i = 1; i <= FINALISTS; i++) {
         const struct raw_tcp_config *config = &c->configs[i - 1];
-        char fields[256];
 
         (void)snprintf(fields, sizeof(fields),
                        "\"size\": %zu, \"wait\": \"%s\", \"streams\": %u, \"chunk\": %zu, "
@@ -213,27 +202,14 @@ report(const struct contest *c, struct bench_series series[1 + FINALISTS], size_
                        config->streams, config->chunk_bytes, config->buffer_bytes,
                        config->congestion == NULL ? "system" : config->congestion);
         bench_series_print(&series[i], fields);
-        if (bench_series_quantile(&series[i], 0.5) < bench_series_quantile(&series[best], 0.5))
-            best = i;
     }
-    char fields[64];
-    (void)snprintf(fields, sizeof(fields), "\"size\": %zu", c->settings->len_bytes);
-    bench_series_print(&series[0], fields);
-    const uint64_t floor_ns = bench_series_quantile(&series[best], 0.5);
-    (void)printf("{\"bench\": \"%s\", \"summary\": true, \"size\": %zu, \"configurations\": %zu, "
-                 "\"ours_ns\": %llu, \"floor_ns\": %llu, \"ours_gbps\": %.3f, "
-                 "\"floor_gbps\": %.3f, \"ratio\": %.3f}\n",
-                 bench_name, c->settings->len_bytes, heats, (unsigned long long)ours_ns,
-                 (unsigned long long)floor_ns, (double)c->settings->len_bytes / (double)ours_ns,
-                 (double)c->settings->len_bytes / (double)floor_ns,
-                 (double)floor_ns / (double)ours_ns);
 }
 
 static void
 first_side(struct pair *p)
 {
-    const struct settings *settings = p->arg;
-    struct contest c = {.pair = p, .settings = settings, .remote = pair_take_offer(p)};
+    const struct contest *settings = p->arg;
+    struct finals c = {.pair = p, .settings = settings, .remote = pair_take_offer(p)};
     struct heat heats[RAW_TCP_MAX_CANDIDATES];
     struct bench_series series[1 + FINALISTS];
 
@@ -279,7 +255,7 @@ receive_raw(struct pair *p, const struct raw_tcp *raw, char *dst, size_t len_byt
 static void
 second_side(struct pair *p)
 {
-    const struct settings *settings = p->arg;
+    const struct contest *settings = p->arg;
     rdt_region *region = pair_offer(p, settings->len_bytes);
     char *dst = rdt_region_addr(region);
     struct raw_tcp_config configs[FINALISTS];
@@ -311,22 +287,8 @@ second_side(struct pair *p)
     rdt_region_free(region, NULL, NULL);
 }
 
-int
-main(int argc, char **argv)
+void
+perf_tcp_throughput(const struct contest *options)
 {
-    static const char *const known[] = {"--size=", "--seconds=", "--streams=", "--quick", NULL};
-
-    bench_name = "tcp_throughput";
-    bench_check_args(argc, argv, known);
-    const struct settings settings = {
-        .len_bytes = (size_t)bench_arg_number(argc, argv, "--size", 64 << 20),
-        .seconds = bench_arg_number(argc, argv, "--seconds", 5.0),
-        .is_quick = bench_has(argc, argv, "--quick"),
-    };
-    const char *streams = bench_arg(argc, argv, "--streams");
-    const struct pair_opts opts = {.transport = "tcp",
-                                   .tcp_streams =
-                                       streams == NULL ? 0 : (uint32_t)strtoul(streams, NULL, 10)};
-    pair_run(&opts, first_side, second_side, &settings);
-    return 0;
+    contest_run(options, first_side, second_side);
 }

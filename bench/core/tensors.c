@@ -15,38 +15,26 @@
  *   serialised  the same, of messages that a tensor is first packed into: dtype, shape and bytes;
  *               the receiver parses them and copies out into the tensor that they describe
  *
- *   tensors [--transport shm|tcp|verbs] [--size N] [--rounds N] [--trips N] [--chunk N]
- *           [--chunks N]
+ *   rdtperf tensors [--transport shm|tcp|verbs] [--size N] [--rounds N] [--count N] [--chunk N]
  *
- * Each round gives each way a fifth of `trips` round trips, at least 5, untimed, then `trips`, each
+ * Each round gives each way a fifth of `count` round trips, at least 5, untimed, then `count`, each
  * timed alone. Defaults: shm, 65536 bytes, 5 rounds of 200 trips, a ring of 16 chunks, which have
- * 64 KiB over shared memory and 1 MiB over TCP: there the copying ways are fastest, of 16 KiB to 1
- * MiB. Over verbs they have 64 KiB too, and bench/rdma_tensors.py tries others. What arrives is
- * compared in a pass of its own, first. What is sent lies in the arena, as a tensor does that was
- * born there; what is copied out goes into memory that was touched before: an RPC that allocates
- * for each message is slower. raw_ns are in the order of the rounds.
+ * 64 KiB, and 1 MiB over TCP: there the copying ways are fastest, of 16 KiB to 1 MiB. What arrives
+ * is compared in a pass of its own, first. What is sent lies in the arena; what is copied out goes
+ * into memory that was touched before: an RPC that allocates for each message is slower. raw_ns are
+ * in the order of the rounds.
  */
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#include "bench.h"
-#include "pair.h"
+#include "rdtperf.h"
 
 #define MAX_BYTES ((size_t)64 << 20)
-#define MAX_CHUNKS 1024
+#define CHUNKS UINT64_C(16) /* of a ring; half of them are one credit */
 /* Before the bytes of a message: a line, so that they are as well aligned as without it. */
 #define DESCRIPTION_BYTES 64
 enum { NOTIFY_CHUNK = 1, NOTIFY_CREDIT };
-
-struct settings {
-    const char *transport;
-    size_t len_bytes;
-    size_t rounds;
-    size_t trips;
-    size_t chunk_bytes; /* of a tensor; in the ring there is a description before each */
-    uint64_t chunks;    /* even: half of them are one credit */
-};
 
 /* The private ring of one direction, and what is known of the other's. */
 struct ring {
@@ -61,7 +49,7 @@ struct ring {
 
 struct ends {
     struct pair *pair;
-    const struct settings *settings;
+    const struct contest *settings;
     rdt_region *source;
     char *made;      /* what is written into the source, again for each message */
     char *tensor;    /* what the copying ways deliver */
@@ -119,7 +107,7 @@ take_notification(struct ends *e)
     if (pair_wait_notify(e->pair) == NOTIFY_CHUNK)
         ring->arrived++;
     else
-        ring->credited += e->settings->chunks / 2;
+        ring->credited += CHUNKS / 2;
 }
 
 static void
@@ -184,9 +172,9 @@ parse(const struct ends *e, const uint8_t *at)
 
 /* Chunk i of a message lies at the same place in the ring and in the staging. */
 static size_t
-chunk_off(const struct settings *settings, uint64_t number)
+chunk_off(const struct contest *settings, uint64_t number)
 {
-    return (size_t)(number % settings->chunks) * (DESCRIPTION_BYTES + settings->chunk_bytes);
+    return (size_t)(number % CHUNKS) * (DESCRIPTION_BYTES + settings->chunk_bytes);
 }
 
 /* The first chunk of a message takes its description with it. */
@@ -204,7 +192,7 @@ pack(struct ends *e, const char *src, size_t len_bytes, size_t off, bool is_firs
 static void
 send_through_ring(struct ends *e, bool is_packed)
 {
-    const struct settings *settings = e->settings;
+    const struct contest *settings = e->settings;
     const char *src = rdt_region_addr(e->source);
     struct ring *ring = &e->ring;
     rdt_transfer *transfer = NULL;
@@ -215,7 +203,7 @@ send_through_ring(struct ends *e, bool is_packed)
         const bool has_description = is_packed && done == 0;
 
         n = left < settings->chunk_bytes ? left : settings->chunk_bytes;
-        while (ring->sent - ring->credited == settings->chunks)
+        while (ring->sent - ring->credited == CHUNKS)
             take_notification(e);
         const size_t off = chunk_off(settings, ring->sent++);
         const char *from = is_packed ? pack(e, src + done, n, off, has_description) : src + done;
@@ -231,7 +219,7 @@ send_through_ring(struct ends *e, bool is_packed)
 static void
 take_from_ring(struct ends *e, bool is_packed)
 {
-    const struct settings *settings = e->settings;
+    const struct contest *settings = e->settings;
     struct ring *ring = &e->ring;
 
     for (size_t done = 0, n; done < settings->len_bytes; done += n) {
@@ -246,7 +234,7 @@ take_from_ring(struct ends *e, bool is_packed)
         if (is_packed && done == 0)
             parse(e, at);
         memcpy(e->tensor + done, at + DESCRIPTION_BYTES, n);
-        if (ring->taken % (settings->chunks / 2) == 0)
+        if (ring->taken % (CHUNKS / 2) == 0)
             post(e, NULL, 0, 0, NOTIFY_CREDIT, NULL);
     }
     e->got = e->tensor;
@@ -289,9 +277,9 @@ release_tensor(struct ends *e, size_t way)
 static void
 open_ends(struct ends *e, struct pair *p)
 {
-    const struct settings *settings = p->arg;
+    const struct contest *settings = p->arg;
     const size_t ring_bytes =
-        chunk_off(settings, settings->chunks - 1) + DESCRIPTION_BYTES + settings->chunk_bytes;
+        chunk_off(settings, CHUNKS - 1) + DESCRIPTION_BYTES + settings->chunk_bytes;
     struct rdt_tensor_desc desc = {.struct_size = sizeof(desc), .dtype = RDT_U8, .ndim = 1};
     struct rdt_error err;
 
@@ -384,7 +372,7 @@ verify(struct ends *e)
 static void
 side(struct pair *p)
 {
-    const struct settings *settings = p->arg;
+    const struct contest *settings = p->arg;
     struct bench_series ns[WAYS];
     struct ends e;
     char fields[128];
@@ -392,11 +380,11 @@ side(struct pair *p)
     open_ends(&e, p);
     verify(&e);
     for (size_t way = 0; way < WAYS; way++)
-        bench_series_init(&ns[way], way_names[way], settings->rounds * settings->trips);
+        bench_series_init(&ns[way], way_names[way], settings->rounds * settings->count);
     for (size_t round = 0; round < settings->rounds; round++) {
         for (size_t way = 0; way < WAYS; way++) {
-            go(&e, way, bench_warm_up(settings->trips), NULL);
-            go(&e, way, settings->trips, p->side == 0 ? &ns[way] : NULL);
+            go(&e, way, bench_warm_up(settings->count), NULL);
+            go(&e, way, settings->count, p->side == 0 ? &ns[way] : NULL);
         }
     }
     (void)snprintf(fields, sizeof(fields), "\"transport\": \"%s\", \"size\": %zu",
@@ -409,31 +397,10 @@ side(struct pair *p)
     close_ends(&e);
 }
 
-int
-main(int argc, char **argv)
+void
+perf_tensors(const struct contest *options)
 {
-    static const char *const known[] = {"--transport=", "--size=",   "--rounds=", "--trips=",
-                                        "--chunk=",     "--chunks=", NULL};
-
-    bench_name = "tensors";
-    bench_check_args(argc, argv, known);
-    const char *transport = bench_arg(argc, argv, "--transport");
-    const bool is_tcp = transport != NULL && strcmp(transport, "tcp") == 0;
-    const struct settings settings = {
-        .transport = transport != NULL ? transport : "shm",
-        .len_bytes = (size_t)bench_arg_number(argc, argv, "--size", 65536),
-        .rounds = (size_t)bench_arg_number(argc, argv, "--rounds", 5),
-        .trips = (size_t)bench_arg_number(argc, argv, "--trips", 200),
-        .chunk_bytes = (size_t)bench_arg_number(argc, argv, "--chunk", is_tcp ? 1 << 20 : 65536),
-        .chunks = (uint64_t)bench_arg_number(argc, argv, "--chunks", 16),
-    };
-    if (settings.len_bytes > MAX_BYTES)
-        bench_fail("--size is at most %zu", MAX_BYTES);
-    if (settings.chunk_bytes % DESCRIPTION_BYTES != 0 || settings.chunk_bytes > MAX_BYTES)
+    if (options->chunk_bytes % DESCRIPTION_BYTES != 0 || options->chunk_bytes > MAX_BYTES)
         bench_fail("--chunk is a multiple of %d up to %zu", DESCRIPTION_BYTES, MAX_BYTES);
-    if (settings.chunks % 2 != 0 || settings.chunks > MAX_CHUNKS)
-        bench_fail("--chunks is an even number up to %d", MAX_CHUNKS);
-    const struct pair_opts opts = {.transport = settings.transport};
-    pair_run(&opts, side, side, &settings);
-    return 0;
+    contest_run(options, side, side);
 }

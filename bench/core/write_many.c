@@ -6,26 +6,19 @@
  * notification, which is what a program without write_many would do. What arrives is compared in a
  * pass of its own, first.
  *
- *   write_many [--transport shm|tcp] [--blocks N] [--block-bytes N] [--seconds S]
+ *   rdtperf write_many [--transport shm|tcp] [--count N] [--size N] [--seconds S]
  *
- * Defaults: shm, 4096 blocks of 16384 bytes, 3 s. The summary line has the ratio of the one write's
- * median to that of each list.
+ * Defaults: shm, 4096 blocks of 16384 bytes, 3 s.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
+#include "rdtperf.h"
 #include "turns.h"
 
-#define CONTESTANTS 4
-
-struct settings {
-    const char *transport;
-    uint32_t block_count;
-    size_t block_bytes;
-    double seconds;
-};
+#define WAYS 4
 
 struct many {
     struct pair *pair;
@@ -119,19 +112,19 @@ act_one_by_one(void *arg, size_t len_bytes)
 }
 
 static void
-build_lists(struct many *m, const struct settings *settings)
+build_lists(struct many *m, const struct contest *settings)
 {
     uint64_t random = 88172645463325252u; /* xorshift64: any seed but zero */
 
-    m->block_count = settings->block_count;
+    m->block_count = (uint32_t)settings->count;
     m->in_order = calloc(m->block_count, sizeof(*m->in_order));
     m->shuffled = calloc(m->block_count, sizeof(*m->shuffled));
     if (m->in_order == NULL || m->shuffled == NULL)
         bench_die("calloc");
     for (uint32_t i = 0; i < m->block_count; i++) {
-        const uint64_t off = (uint64_t)i * settings->block_bytes;
+        const uint64_t off = (uint64_t)i * settings->len_bytes;
 
-        m->in_order[i] = (struct rdt_block){m->src + off, settings->block_bytes, off};
+        m->in_order[i] = (struct rdt_block){m->src + off, settings->len_bytes, off};
         m->shuffled[i] = m->in_order[i];
     }
     for (uint32_t i = m->block_count - 1; i > 0; i--) {
@@ -147,17 +140,17 @@ build_lists(struct many *m, const struct settings *settings)
     /* Scattered on the other side too: mirrored, so that neither side's order is the other's. */
     for (uint32_t i = 0; i < m->block_count; i++)
         m->shuffled[i].dst_off =
-            (uint64_t)(m->block_count - 1) * settings->block_bytes - m->shuffled[i].dst_off;
+            (uint64_t)(m->block_count - 1) * settings->len_bytes - m->shuffled[i].dst_off;
 }
 
 static void
 write_side(struct pair *p)
 {
-    const struct settings *settings = p->arg;
-    const size_t total = settings->block_count * settings->block_bytes;
+    const struct contest *settings = p->arg;
+    const size_t total = settings->count * settings->len_bytes;
     struct many m = {.pair = p, .remote = pair_take_offer(p)};
     struct turns turns = {.pair = p};
-    struct contestant list[CONTESTANTS] = {
+    struct contestant list[WAYS] = {
         {.name = "one write", .act = act_one_write},
         {.name = "write_many in order", .act = act_in_order},
         {.name = "write_many shuffled", .act = act_shuffled, .fill = fill_mirrored},
@@ -168,25 +161,17 @@ write_side(struct pair *p)
     char *src = bench_map(total, MAP_PRIVATE);
     m.src = src;
     build_lists(&m, settings);
-    for (size_t i = 0; i < CONTESTANTS; i++) {
+    for (size_t i = 0; i < WAYS; i++) {
         list[i].wait = TURN_NOTIFY;
         list[i].buffer = TURN_REGION;
         list[i].arg = &m;
     }
-    turns_verify(&turns, list, CONTESTANTS, src, total);
-    turns_measure(&turns, list, CONTESTANTS, total, settings->seconds, 3);
-    const double one_ns = (double)bench_series_quantile(&list[0].series, 0.5);
-    (void)printf("{\"bench\": \"%s\", \"summary\": true, \"transport\": \"%s\", \"blocks\": %u, "
-                 "\"block_bytes\": %zu, \"one_ns\": %.0f, \"ratio\": %.3f, "
-                 "\"ratio_shuffled\": %.3f, \"ratio_one_by_one\": %.3f}\n",
-                 bench_name, settings->transport, settings->block_count, settings->block_bytes,
-                 one_ns, one_ns / (double)bench_series_quantile(&list[1].series, 0.5),
-                 one_ns / (double)bench_series_quantile(&list[2].series, 0.5),
-                 one_ns / (double)bench_series_quantile(&list[3].series, 0.5));
+    turns_verify(&turns, list, WAYS, src, total);
+    turns_measure(&turns, list, WAYS, total, settings->seconds, 3);
     (void)snprintf(fields, sizeof(fields),
-                   "\"transport\": \"%s\", \"blocks\": %u, \"block_bytes\": %zu",
-                   settings->transport, settings->block_count, settings->block_bytes);
-    turns_report(list, CONTESTANTS, fields);
+                   "\"transport\": \"%s\", \"blocks\": %llu, \"block_bytes\": %zu",
+                   settings->transport, (unsigned long long)settings->count, settings->len_bytes);
+    turns_report(list, WAYS, fields);
     turns_end(&turns);
     free(m.in_order);
     free(m.shuffled);
@@ -196,29 +181,15 @@ write_side(struct pair *p)
 static void
 read_side(struct pair *p)
 {
-    const struct settings *settings = p->arg;
-    rdt_region *region = pair_offer(p, settings->block_count * settings->block_bytes);
+    const struct contest *settings = p->arg;
+    rdt_region *region = pair_offer(p, settings->count * settings->len_bytes);
 
     turns_serve(p, rdt_region_addr(region), NULL);
     rdt_region_free(region, NULL, NULL);
 }
 
-int
-main(int argc, char **argv)
+void
+perf_write_many(const struct contest *options)
 {
-    static const char *const known[] = {"--transport=", "--blocks=", "--block-bytes=", "--seconds=",
-                                        NULL};
-
-    bench_name = "write_many";
-    bench_check_args(argc, argv, known);
-    const char *transport = bench_arg(argc, argv, "--transport");
-    const struct settings settings = {
-        .transport = transport != NULL ? transport : "shm",
-        .block_count = (uint32_t)bench_arg_number(argc, argv, "--blocks", 4096),
-        .block_bytes = (size_t)bench_arg_number(argc, argv, "--block-bytes", 16384),
-        .seconds = bench_arg_number(argc, argv, "--seconds", 3.0),
-    };
-    const struct pair_opts opts = {.transport = settings.transport};
-    pair_run(&opts, write_side, read_side, &settings);
-    return 0;
+    contest_run(options, write_side, read_side);
 }

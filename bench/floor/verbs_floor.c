@@ -1,28 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * verbs_floor - what a device gives between two processes of this host with plain libibverbs and no
- * library of ours: the floor under the verbs path. One RC QP on each side.
+ * verbs_floor - the latency of a device between two processes of this host with plain libibverbs:
+ * the baseline of the verbs path, with one RC QP on each side. perftest has its rates.
  *
- * "latency": a ping-pong, of which half a round trip is told: "write" is polled for in the memory
- * that it ends in (its last byte), "imm" is a write with an immediate and "send" a send, both of
- * which take a receive and a completion there; "read" is asked for by one side alone, and its whole
- * trip is told, as ib_read_lat does. Each side has its own message's completion before it looks for
- * the answer, as ours and ib_write_lat do (ib_send_lat: of each hundredth). "bandwidth": the first
- * process keeps --depth messages in flight, from the first post to the last completion, each of
- * which it takes. Whoever waits for a message spins, on its completion queue or on the byte; who
- * has no part in it (the target of writes and reads in "bandwidth") sleeps. What arrives is
- * compared in a pass of its own, first. Configurations run in turn, several times over.
+ * A ping-pong, of which half a round trip counts: "write" is polled for in the memory that it ends
+ * in (its last byte), "imm" is a write with an immediate and "send" a send, both of which take a
+ * receive and a completion there; "read" has one side alone, and its whole trip counts, as
+ * ib_read_lat has it. Each side takes its own message's completion before it polls for the answer,
+ * as the library and ib_write_lat do (ib_send_lat: of each hundredth). A waiting side spins, on its
+ * completion queue or on the byte. What arrives is compared in a pass of its own, first.
  *
- *   verbs_floor [--device NAME] [--gid N] [--ops write,imm,read,send] [--latency | --bandwidth]
- *               [--sizes N,N,...] [--depth N] [--count N] [--passes N] [--pause NS]
+ *   verbs_floor --device NAME --gid N [--ops write,imm,read,send] [--sizes N,N,...]
+ *               [--count N] [--pause NS]
  *
- * --pause, of latency: whoever is about to post spins for so long first, as a program's or a
- * library's own code would take, which is in the time that is told. What there is beyond it comes
- * of the device's being idle again by then.
+ * --pause: a side spins for so long before it posts, as a program's or a library's own code would;
+ * that is in the time. The rest beyond it comes of the device's being idle again by then.
  *
- * Defaults: the first device with an active port, its first RoCE v2 GID of an IPv4 address, all of
- * both, 8 B to 1 MiB, 16 in flight, messages of 64 MiB a pass and no more than 1000, 3 passes. One
- * JSON object a line. Exit status: 0, 1 failed, 77 no RDMA device or fewer than two cores.
+ * Defaults: 8 B to 1 MiB, 200 messages. One JSON object a line. Exit status: 0, 1 failed, 77 fewer
+ * than two cores.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -44,11 +39,9 @@
 #include "raw_verbs.h"
 
 #define MAX_BYTES ((size_t)64 << 20)
-#define MAX_DEPTH 128 /* perftest's default */
+#define DEPTH 16
 #define MAX_COUNT 100000
-#define MAX_PASSES 100
 #define MAX_PAUSE_NS 1000000
-#define PASS_BYTES ((size_t)64 << 20)
 #define RESTOCK 32 /* receives that are posted at a time, as ours are */
 /* An emulated machine moves 80 MiB a second, and has a pass of other sizes yet to end. */
 #define MEET_S 100
@@ -66,19 +59,16 @@ static const struct {
 
 struct config {
     enum op op;
-    bool is_latency;
     size_t len_bytes;
-    size_t count;
     struct bench_series series; /* of the first process */
 };
 
-#define MAX_CONFIGS (OPS * 2 * BENCH_MAX_SIZES)
+#define MAX_CONFIGS (OPS * BENCH_MAX_SIZES)
 
 struct settings {
     struct raw_verbs_port port;
-    uint32_t depth;
     uint64_t pause_ns;
-    size_t passes;
+    size_t count;
     size_t most_bytes; /* of all messages */
     struct config *configs;
     size_t config_count;
@@ -87,8 +77,8 @@ struct settings {
 struct side {
     int index; /* 0 began the other */
     int socket;
-    uint32_t depth;
     uint64_t pause_ns; /* before each post of a ping-pong */
+    size_t count;
     size_t most_bytes;
     struct raw_verbs v;
     char *src;
@@ -225,12 +215,12 @@ pause_for(uint64_t pause_ns)
 static void
 ping(struct side *s, struct config *c)
 {
-    const size_t warm_up = bench_warm_up(c->count);
+    const size_t warm_up = bench_warm_up(s->count);
 
-    expect(s, c, warm_up + c->count);
+    expect(s, c, warm_up + s->count);
     s->dst[c->len_bytes - 1] = 0;
     meet(s);
-    for (size_t i = 0; i < warm_up + c->count; i++) {
+    for (size_t i = 0; i < warm_up + s->count; i++) {
         const uint64_t start_ns = bench_now_ns();
 
         if (c->op == OP_READ && s->index == 1)
@@ -245,34 +235,6 @@ ping(struct side *s, struct config *c)
             bench_series_add(&c->series, (bench_now_ns() - start_ns) / (c->op == OP_READ ? 1 : 2));
     }
     meet(s);
-}
-
-/* Returns ns for each message; to the second process it says nothing. */
-static uint64_t
-stream_some(struct side *s, const struct config *c, size_t count)
-{
-    expect(s, c, s->index == 1 ? count : 0);
-    meet(s);
-    const uint64_t start_ns = bench_now_ns();
-    for (size_t posted = 0, done = 0; s->index == 0 && done < count;) {
-        for (; posted < count && posted - done < s->depth; posted++)
-            post(s, c);
-        done += raw_verbs_take(s->v.send_cq, 1, (uint32_t)(posted - done));
-    }
-    const uint64_t took_ns = bench_now_ns() - start_ns;
-    for (size_t left = s->index == 1 && takes_receives(c) ? count : 0; left > 0;)
-        left -= take(s, c, s->in_stock);
-    meet(s);
-    return took_ns / count;
-}
-
-static void
-stream(struct side *s, struct config *c)
-{
-    (void)stream_some(s, c, c->count / 8 + 1);
-    const uint64_t each_ns = stream_some(s, c, c->count);
-    if (s->index == 0)
-        bench_series_add(&c->series, each_ns);
 }
 
 /* A message each way, compared: what came into dst is what the other side has in src. */
@@ -302,27 +264,19 @@ run_side(struct side *s, const struct settings *settings)
 
     if (!bench_pin(s->index))
         bench_die("sched_setaffinity");
-    s->depth = settings->depth;
+    s->count = settings->count;
     s->pause_ns = settings->pause_ns;
     s->most_bytes = settings->most_bytes;
     s->src = bench_map(2 * s->most_bytes, MAP_PRIVATE);
     s->dst = s->src + s->most_bytes;
-    raw_verbs_open(&s->v, &settings->port, s->depth, s->src, 2 * s->most_bytes, &own);
+    raw_verbs_open(&s->v, &settings->port, DEPTH, s->src, 2 * s->most_bytes, &own);
     swap(s, &own, &peer, sizeof(own));
     raw_verbs_connect(&s->v, &peer);
     meet(s);
     for (size_t i = 0; i < settings->config_count; i++)
         verify(s, &settings->configs[i]);
-    for (size_t pass = 0; pass < settings->passes; pass++) {
-        for (size_t i = 0; i < settings->config_count; i++) {
-            struct config *c = &settings->configs[i];
-
-            if (c->is_latency)
-                ping(s, c);
-            else
-                stream(s, c);
-        }
-    }
+    for (size_t i = 0; i < settings->config_count; i++)
+        ping(s, &settings->configs[i]);
 }
 
 static void
@@ -335,31 +289,18 @@ close_side(struct side *s)
 
 /* ---- What was found ------------------------------------------------------------------------- */
 
-static const char *
-timed_of(const struct config *c)
-{
-    if (!c->is_latency)
-        return "each message";
-    return c->op == OP_READ ? "a round trip" : "half a round trip";
-}
-
 static void
 report(struct config *c, const struct side *s)
 {
     const bool is_inline = c->op != OP_READ && c->len_bytes <= s->v.inline_bytes;
-    const char *wait = c->op == OP_WRITE && c->is_latency ? "spins on memory" : "spins on the CQ";
-    const double median_ns = (double)bench_series_quantile(&c->series, 0.5);
     char fields[512];
 
     (void)snprintf(fields, sizeof(fields),
-                   "\"what\": \"%s\", \"op\": \"%s\", \"timed\": \"%s\", \"wait\": \"%s\", "
-                   "\"device\": \"%s\", \"mtu\": %d, \"inline\": %s, \"size\": %zu, "
-                   "\"count\": %zu, \"depth\": %u, \"pause_ns\": %" PRIu64 ", \"mib_per_s\": %.3f",
-                   c->is_latency ? "latency" : "bandwidth", ops[c->op].name, timed_of(c), wait,
-                   s->v.port.device, 128 << s->v.port.mtu, is_inline ? "true" : "false",
-                   c->len_bytes, c->count, c->is_latency ? 1 : s->depth,
-                   c->is_latency ? s->pause_ns : 0,
-                   (double)c->len_bytes / (median_ns > 0 ? median_ns : 1) * 1e9 / (1 << 20));
+                   "\"op\": \"%s\", \"timed\": \"%s\", \"wait\": \"%s\", \"device\": \"%s\", "
+                   "\"mtu\": %d, \"inline\": %s, \"size\": %zu, \"pause_ns\": %" PRIu64,
+                   ops[c->op].name, c->op == OP_READ ? "a round trip" : "half a round trip",
+                   c->op == OP_WRITE ? "spins on memory" : "spins on the CQ", s->v.port.device,
+                   128 << s->v.port.mtu, is_inline ? "true" : "false", c->len_bytes, s->pause_ns);
     bench_series_print(&c->series, fields);
     bench_series_free(&c->series);
 }
@@ -434,55 +375,20 @@ parse_ops(const char *text, bool chosen[OPS])
 }
 
 static size_t
-count_of(size_t len_bytes, size_t given)
-{
-    const size_t count = PASS_BYTES / len_bytes;
-
-    if (given > 0)
-        return given;
-    return count > 1000 ? 1000 : count;
-}
-
-/* 0: as many as the size says. */
-static size_t
-given_count(int argc, char **argv)
-{
-    if (bench_arg(argc, argv, "--count") == NULL)
-        return 0;
-    const double given = bench_arg_number(argc, argv, "--count", 1);
-    if (given < 1 || given > MAX_COUNT)
-        bench_fail("--count is from 1 to %d", MAX_COUNT);
-    return (size_t)given;
-}
-
-static size_t
 build_configs(struct config *configs, int argc, char **argv)
 {
     const char *op_names = bench_arg(argc, argv, "--ops");
     const char *size_text = bench_arg(argc, argv, "--sizes");
-    const size_t given = given_count(argc, argv);
-    const bool is_left_out[2] = {bench_has(argc, argv, "--latency"),
-                                 bench_has(argc, argv, "--bandwidth")};
     bool chosen[OPS] = {false};
     size_t sizes[BENCH_MAX_SIZES];
     size_t n = 0;
 
-    if (is_left_out[0] && is_left_out[1])
-        bench_fail("--latency and --bandwidth leave nothing; both are the default");
     parse_ops(op_names != NULL ? op_names : "write,imm,read,send", chosen);
     const size_t size_count =
         bench_parse_sizes(size_text != NULL ? size_text : "8,4096,65536,1048576", MAX_BYTES, sizes);
-    for (size_t i = 0; i < size_count * 2 * OPS; i++) {
-        const size_t op = i % OPS;
-        const bool is_latency = i / OPS % 2 == 0;
-        const size_t len_bytes = sizes[i / (2 * OPS)];
-
-        if (chosen[op] && !is_left_out[is_latency])
-            configs[n++] = (struct config){.op = (enum op)op,
-                                           .is_latency = is_latency,
-                                           .len_bytes = len_bytes,
-                                           .count = count_of(len_bytes, given)};
-    }
+    for (size_t i = 0; i < size_count * OPS; i++)
+        if (chosen[i % OPS])
+            configs[n++] = (struct config){.op = (enum op)(i % OPS), .len_bytes = sizes[i / OPS]};
     return n;
 }
 
@@ -496,14 +402,13 @@ given_pause_ns(int argc, char **argv)
     return (uint64_t)given;
 }
 
-/* -1: the first that will do. */
 static int
 given_gid(int argc, char **argv)
 {
     const char *gid = bench_arg(argc, argv, "--gid");
 
     if (gid == NULL)
-        return -1;
+        bench_fail("--device and --gid say which");
     if (strspn(gid, "0123456789") != strlen(gid) || strlen(gid) > 3 || gid[0] == '\0')
         bench_fail("--gid is an index from 0 to 999, not \"%s\"", gid);
     return atoi(gid);
@@ -520,37 +425,30 @@ check_sizes(struct settings *settings)
                        settings->port.max_msg_size, c->len_bytes);
         if (c->len_bytes > settings->most_bytes)
             settings->most_bytes = c->len_bytes;
-        bench_series_init(&c->series, ops[c->op].contestant,
-                          settings->passes * (c->is_latency ? c->count : 1));
+        bench_series_init(&c->series, ops[c->op].contestant, settings->count);
     }
 }
 
 int
 main(int argc, char **argv)
 {
-    static const char *const known[] = {"--device=", "--gid=",      "--ops=",   "--sizes=",
-                                        "--latency", "--bandwidth", "--depth=", "--count=",
-                                        "--passes=", "--pause=",    NULL};
+    static const char *const known[] = {"--device=", "--gid=",   "--ops=", "--sizes=",
+                                        "--count=",  "--pause=", NULL};
     static struct config configs[MAX_CONFIGS];
-    char why[256];
 
     bench_name = "verbs_floor";
     bench_check_args(argc, argv, known);
     const char *device = bench_arg(argc, argv, "--device");
-    struct settings settings = {.depth = (uint32_t)bench_arg_number(argc, argv, "--depth", 16),
-                                .pause_ns = given_pause_ns(argc, argv),
-                                .passes = (size_t)bench_arg_number(argc, argv, "--passes", 3),
+    struct settings settings = {.pause_ns = given_pause_ns(argc, argv),
+                                .count = (size_t)bench_arg_number(argc, argv, "--count", 200),
                                 .configs = configs,
                                 .config_count = build_configs(configs, argc, argv)};
-    if (settings.depth == 0 || settings.depth > MAX_DEPTH || settings.passes == 0 ||
-        settings.passes > MAX_PASSES)
-        bench_fail("--depth is from 1 to %d, --passes from 1 to %d", MAX_DEPTH, MAX_PASSES);
+    if (settings.count == 0 || settings.count > MAX_COUNT)
+        bench_fail("--count is from 1 to %d", MAX_COUNT);
     const int gid = given_gid(argc, argv);
-    if (!raw_verbs_find(device, gid, &settings.port, why, sizeof(why))) {
-        (void)fprintf(stderr, "verbs_floor: no RDMA device: %s\n", why);
-        /* what was asked for has to be there */
-        return device != NULL || gid >= 0 ? 1 : BENCH_EXIT_SKIP;
-    }
+    if (device == NULL)
+        bench_fail("--device and --gid say which");
+    raw_verbs_find(device, gid, &settings.port);
     if (bench_cores() < 2) {
         (void)fprintf(stderr, "verbs_floor: needs two cores\n");
         return BENCH_EXIT_SKIP;

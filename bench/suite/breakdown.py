@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from bench.benchlib.record import Record, text
-from bench.benchlib.verdict import time_text
+from bench.benchlib.units import time_text
 from bench.suite import samples
 
 _TIMES = {
@@ -38,11 +38,6 @@ def parts_of(record: Record) -> dict[str, float]:
 def has_faults(record: Record) -> bool:
     """Return whether somebody counted them; older files have none."""
     return _FAULTS in parts_of(record)
-
-
-def faults_of(record: Record) -> float:
-    """Return a step's page faults, the mean of the ranks; 0 where nobody counted them."""
-    return parts_of(record).get(_FAULTS, 0.0)
 
 
 def merged(turns: Sequence[Record]) -> dict[str, float]:

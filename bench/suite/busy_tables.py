@@ -1,4 +1,4 @@
-"""Tables of `bench busy`: each cell of both backends, means of ratios, and where Gloo is faster.
+"""Tables of `bench busy`: each cell of both backends, and means of ratios.
 
 A ratio is rdmatensor's figure over Gloo's: below 1 rdmatensor is faster. The mean, p50, p99 and
 processor time of a cell are medians of its rounds.
@@ -6,16 +6,14 @@ processor time of a cell are medians of its rounds.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.benchlib.record import Record, Result, number, text
-from bench.benchlib.verdict import size_text, time_text
+from bench.benchlib.record import Record, number, text
+from bench.benchlib.units import size_text, time_text
 from bench.suite import samples
-from bench.suite.busy import GLOO, TOPIC, WAIT
-from bench.suite.doc_words import head, table
-from bench.suite.layout import layout
+from bench.suite.busy import GLOO, WAIT
+from bench.suite.layout import geometric, layout
 from bench.suite.peers import OURS
 from bench.suite.settings import KIB
 
@@ -25,7 +23,7 @@ _CELL_HEADS = (
     *("call", "with", "mean", "Gloo's", "ratio", "worst", "Gloo's"),
     *("p50", "Gloo's", "p99", "Gloo's", "CPU", "Gloo's"),
 )
-_LOAD_HEADS = ("ranks", "with", "cells", "to 64 KiB", "above", "slower", "slowest cell")
+LOAD_HEADS = ("ranks", "with", "cells", "to 64 KiB", "above", "slower", "slowest cell")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +74,6 @@ def cpu_ns(record: Record) -> float:
     return number(record, "call_cpu_ns")
 
 
-# What should be no worse than Gloo's, and in which words a cell is listed where it is worse.
-_WANTED: tuple[tuple[str, Callable[[Record], float]], ...] = (
-    ("slower than Gloo", mean_ns),
-    ("worst round slower than Gloo's", worst_ns),
-    ("p99 above Gloo's", p99_ns),
-    ("more CPU time than Gloo", cpu_ns),
-)
-
-
 def cells_of(records: Sequence[Record]) -> list[Cell]:
     """Return the cells that both backends have, but for waits."""
     return [one for one in _pairs(records) if one.ours["op"] != WAIT]
@@ -100,14 +89,13 @@ def _pairs(records: Sequence[Record]) -> list[Cell]:
 
 
 def show(records: Sequence[Record]) -> str:
-    """Return all cells, a line for each load, waits, and the cells in which Gloo is better."""
+    """Return all cells, a line for each load, and waits."""
     parts = [layout(_CELL_HEADS, map(_row, cells_of(records)))] if cells_of(records) else []
     if not parts:
         parts = [layout(("call", "with", "mean", "worst"), map(_row_alone, records))]
     else:
-        parts.append(layout(_LOAD_HEADS, load_rows(cells_of(records))))
-    parts += ["\n".join(lines) for lines in (waits(records), worse(records)) if lines]
-    return "\n\n".join(parts)
+        parts.append(layout(LOAD_HEADS, load_rows(cells_of(records))))
+    return "\n\n".join([*parts, *waits(records)])
 
 
 def _row(cell: Cell) -> tuple[str, ...]:
@@ -145,16 +133,12 @@ def load_rows(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
             (
                 *load,
                 f"{len(of_load)}",
-                *("-" if not part else f"{_geometric(part):.2f}" for part in parts),
+                *("-" if not part else f"{geometric(part):.2f}" for part in parts),
                 f"{sum(cell.ratio(mean_ns) > 1 for cell in of_load)}",
                 f"{slowest.name}: {slowest.ratio(mean_ns):.2f}",
             )
         )
     return rows
-
-
-def _geometric(ratios: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
 def waits(records: Sequence[Record]) -> list[str]:
@@ -167,26 +151,3 @@ def waits(records: Sequence[Record]) -> list[str]:
         for one in _pairs(records)
         if one.ours["op"] == WAIT
     ]
-
-
-def worse(records: Sequence[Record]) -> list[str]:
-    """Return how many cells have a figure that is worse than Gloo's, and which ones."""
-    cells, lines = cells_of(records), []
-    for words, of in _WANTED if cells else ():
-        bad = sorted(((cell.ratio(of), cell) for cell in cells), key=lambda one: -one[0])
-        bad = [(ratio, cell) for ratio, cell in bad if ratio > 1]
-        lines.append(f"{words}: {len(bad)} of {len(cells)} cells")
-        lines += [f"    {ratio:.2f}  {cell.name}, {', '.join(cell.load)}" for ratio, cell in bad]
-    return lines
-
-
-def block(result: Result) -> str:
-    """Return the table of docs/performance.md: a row for each load."""
-    records = [
-        one for one in result.quietest.records if one.get("topic") == TOPIC and "missing" not in one
-    ]
-    cells = cells_of(records)
-    counts = [line for line in worse(records) if not line.startswith(" ")]
-    lines = "\n".join(f"- {line}" for line in [*counts, *waits(records)])
-    ours = [cell.ours for cell in cells]
-    return "\n\n".join([head(result, ours), table(_LOAD_HEADS, load_rows(cells)), lines])

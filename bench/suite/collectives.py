@@ -15,9 +15,9 @@ from typing import cast
 from bench.benchlib import mpi
 from bench.benchlib.pairs import run_ranks
 from bench.benchlib.record import Record, number, text
-from bench.suite import rounds, samples
+from bench.suite import rounds, samples, verbs
 from bench.suite.peers import OURS, Peer
-from bench.suite.settings import PLAIN, ROWS, Settings
+from bench.suite.settings import PLAIN, ROWS, VERBS, Settings
 
 OPERATIONS = (
     "all_reduce",
@@ -35,6 +35,7 @@ COPY_FLOOR = "copy floor"
 NOTHING = "does nothing"
 _QUICK_RANKS = (2,)
 _FULL_RANKS = (2, 4, 8, 16)
+_VERBS_OPERATIONS = ("all_reduce", "all_gather")
 _TURN_PATIENCE_S = 900.0
 _BACKENDS = {"floor": "fake", "gloo": "gloo"}  # of a peer
 _MPI = "mpi"
@@ -63,11 +64,12 @@ def bus_factor(operation: str, ranks: int) -> float:
 
 def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) -> list[Record]:
     """Let all have their turns; return a record for each backend, operation, size and path."""
-    default = _QUICK_RANKS if settings.is_quick else _FULL_RANKS
+    is_short = settings.is_quick or VERBS in settings.transports
+    default = _QUICK_RANKS if is_short else _FULL_RANKS
     numbers = default if settings.ranks is None else (settings.ranks,)
     present = [peer.name for peer in peers]
     backends = [OURS, *(_BACKENDS[name] for name in present if name in _BACKENDS)]
-    turns = []
+    turns: list[tuple[str, rounds.Turn]] = []
     for ranks in numbers:
         for transport in settings.transports:
             what = f"{ranks} ranks, {transport}"
@@ -75,10 +77,12 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
             words = words_of(settings, ranks, is_first=ranks == numbers[0])
             torch = functools.partial(_torch_turn, transport, ranks, backends + copies, words)
             turns.append((what, torch))
-            if _MPI in present:
+            if _MPI in present and transport != VERBS:
                 turns.append(
                     (f"MPI, {what}", functools.partial(_mpi_turn, transport, ranks, words))
                 )
+    if VERBS in settings.transports and verbs.PERFTEST in present:
+        turns += verbs.write_turns(settings)
     seconds = settings.seconds_of("collectives")
     found, failed = rounds.take(
         turns, settings.rounds_of(), seconds, progress, is_strict=settings.is_quick
@@ -93,14 +97,16 @@ def words_of(settings: Settings, ranks: int, *, is_first: bool) -> list[str]:
 
     Rows that nobody asked for are measured with those only, and send only of two ranks.
     """
-    ways = settings.rows or ((PLAIN, *ROWS) if is_first and not settings.is_quick else (PLAIN,))
-    operations = [name for name in OPERATIONS if name != "send" or ranks == 2]
+    is_short = settings.is_quick or VERBS in settings.transports
+    ways = settings.rows or ((PLAIN, *ROWS) if is_first and not is_short else (PLAIN,))
+    known = _VERBS_OPERATIONS if VERBS in settings.transports else OPERATIONS
+    operations = [name for name in known if name != "send" or ranks == 2]
     return [
         *("--ranks", str(ranks), "--operations", ",".join(operations), "--rows", ",".join(ways)),
         *("--sizes", ",".join(map(str, settings.sizes_of("collectives")))),
         *("--row-sizes", ",".join(map(str, settings.sizes_of("rows")))),
-        *("--rounds", "8" if settings.is_quick else "20"),
-        *("--seconds", "0.05" if settings.is_quick else "0.6"),
+        *("--rounds", "8" if is_short else "20"),
+        *("--seconds", "0.05" if is_short else "0.6"),
     ]
 
 
@@ -160,10 +166,12 @@ def is_net_of_one_loop(record: Record) -> bool:
 
 
 def _torch_turn(transport: str, ranks: int, backends: list[str], words: list[str]) -> list[Record]:
+    is_forked = transport == VERBS  # an emulated machine takes half a minute to import torch
     printed = run_ranks(
         "collectives",
-        ranks,
+        1 if is_forked else ranks,
         *words,
+        *(["--forked"] if is_forked else []),
         *("--backends", ",".join(backends)),
         environment={"RDMATENSOR_TRANSPORT": transport},
         timeout_s=_TURN_PATIENCE_S,
@@ -191,7 +199,7 @@ def record_of(of_ranks: list[Record], transport: str) -> Record:
     The tails are of single calls, again of the slowest rank of each.
     """
     first = of_ranks[0]
-    contestant, peer, waits = _WHO[text(first, "contestant")]
+    contestant, peer, waits = _WHO[text(first, "contestant").partition(":")[0]]
     ranks = int(number(first, "ranks"))
     fields: Record = {
         "topic": "collectives",

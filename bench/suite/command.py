@@ -1,14 +1,16 @@
 """Measure what rdmatensor does on this machine, beside what else could be used for it.
 
-    rdmatensor bench [p2p|collectives|setup|models|scale|busy] [--quick] [--peers a,b]
-                     [--transport shm|tcp] [--ranks N] [--models a,b] [--rows a,b]
-                     [--converge MODEL] [--out FILE.json] [--report DIR]
+    rdmatensor bench [TOPIC] [--quick] [--peers a,b] [--transport shm|tcp|verbs] [--ranks N]
+                     [--models a,b] [--rows a,b] [--converge MODEL] [--out FILE.json] [--report DIR]
     rdmatensor bench compare A.json B.json
     rdmatensor bench report FILE.json DIR
 
-Without a topic all are measured but scale and busy. Only what runs in one run can be compared: all
-contestants take turns. Exit status: 0; 1 for what failed, for compare a regression; 2 for misuse;
-3 where compare could judge nothing, for too few turns.
+Without a topic p2p, collectives, setup and models are measured. Only what runs in one run can be
+compared: all take turns. --transport verbs is for the rig (ci/rig/run.sh), as are the topic links
+and models on two hosts, where both run the same command.
+
+Exit status: 0; 1 for what failed, for compare a regression; 2 for misuse; 3 where compare could
+judge nothing, for too few turns.
 """
 
 from __future__ import annotations
@@ -22,10 +24,25 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.benchlib import children, machine, programs
+from bench.benchlib import children, machine, programs, rig
 from bench.benchlib.record import Record, Result, Run, write
-from bench.suite import busy, collectives, models, p2p, peers, rounds, scale, setup, tables
-from bench.suite.model_hosts import HOST_SIZES, RANKS_PER_HOST
+from bench.suite import (
+    busy,
+    collectives,
+    copies,
+    costs,
+    hosts,
+    links,
+    models,
+    p2p,
+    peers,
+    rounds,
+    samples,
+    scale,
+    setup,
+    tables,
+)
+from bench.suite.model import HOST_SIZES, RANKS_PER_HOST
 from bench.suite.settings import (
     ASKED_FOR,
     MOST_BYTES,
@@ -33,6 +50,7 @@ from bench.suite.settings import (
     ROWS,
     TOPICS,
     TRANSPORTS,
+    VERBS,
     Settings,
 )
 
@@ -41,14 +59,8 @@ _MAX_BURNERS = 64
 _NOT_JUDGED = 3
 _MAX_BYTES = 1 << 30  # of messages in a row
 Measure = Callable[[Settings, list[peers.Peer], rounds.Progress], list[Record]]
-_MEASURES: dict[str, Measure] = {
-    "p2p": p2p.measure,
-    "collectives": collectives.measure,
-    "setup": setup.measure,
-    "scale": scale.measure,
-    "busy": busy.measure,
-    "models": models.measure,
-}
+_MODULES = (p2p, collectives, setup, scale, busy, models, hosts, costs, copies, links)
+_MEASURES: dict[str, Measure] = {one.__name__.rpartition(".")[2]: one.measure for one in _MODULES}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,7 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--peers", type=_peers, help=f"some of {','.join(peers.names())}; else all; none: nobody"
     )
-    parser.add_argument("--transport", choices=TRANSPORTS, help="one of them; else both")
+    parser.add_argument(
+        "--transport", choices=(*TRANSPORTS, VERBS), help="one of them; else shm and tcp"
+    )
     parser.add_argument("--ranks", type=_ranks, help="of collectives, models; the most of setup")
     parser.add_argument(
         "--models", type=_words_of("model", models.NAMES), default=(), help="some of the six"
@@ -76,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--converge", choices=models.NAMES, help="models: its loss over seconds")
     parser.add_argument("--sizes", type=_sizes, default=(), help="bytes, separated by commas")
     parser.add_argument("--rounds", type=_positive, default=0, help="turns of each contestant")
+    parser.add_argument("--seconds", type=_above_zero, default=0.0, help="for the turns of a topic")
     parser.add_argument("--nic-latency-us", type=_above_zero, help="scale: a NIC's, one way")
     parser.add_argument("--nic-gbit", type=_above_zero, help="scale: its rate, 10^9 bit/s")
     parser.add_argument("--nic-qp-kib", type=_above_zero, help="scale: its memory for each peer")
@@ -86,6 +101,9 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         help=f"scale: ranks of a host, of hosts that have several; {RANKS_PER_HOST} by default",
     )
+    parser.add_argument("--layout", default="", help="hosts: a digit for each rank's, as 0011")
+    parser.add_argument("--rate", default="", help="links, models: of the rig's link, as 16mbit")
+    parser.add_argument("--plans", type=Path, help="models on two hosts: a folder of plans")
     _add_of_busy(parser)
     parser.add_argument("--out", type=Path, help="keep everything, raw samples too, in this file")
     parser.add_argument("--report", type=Path, help="write a page with plots into this folder")
@@ -189,6 +207,10 @@ def settings_of(chosen: argparse.Namespace) -> Settings:
         burners=chosen.burners,
         kinds=chosen.kinds,
         between_ms=chosen.between_ms,
+        layout=chosen.layout,
+        seconds=chosen.seconds,
+        link_rate=chosen.rate,
+        plans=chosen.plans,
     )
 
 
@@ -197,7 +219,10 @@ _OPTION_TOPICS = {
     "models": ("models",),
     "rows": ("collectives",),
     "converge": ("models",),
-    "sizes": ("p2p", "collectives", "scale", "busy"),
+    "sizes": ("p2p", "collectives", "scale", "busy", "hosts", "copies"),
+    "layout": ("hosts",),
+    "rate": ("links", "models"),
+    "plans": ("models",),
     "ranks": ("collectives", "setup", "models", "busy"),
     "calls": ("busy",),
     "burners": ("busy",),
@@ -222,18 +247,26 @@ def measure(settings: Settings, command: str, kept: Path | None = None) -> Resul
 
     kept: where what there is so far is written after each topic.
     """
-    if {"p2p", "scale"} & set(settings.topics):
+    if {"p2p", "scale", "costs"} & set(settings.topics):
         sys.stderr.write("building the programs\n")
         programs.build()
-    runs = []
+    runs: list[Run] = []
     for topic in settings.topics:
-        present, missing = peers.choose(topic, settings.peers)
+        has_verbs = VERBS in settings.transports
+        present, missing = peers.choose(topic, settings.peers, has_verbs=has_verbs)
         absent: list[Record] = [
             {"topic": topic, "peer": one.peer.name, "missing": one.why, "get": one.peer.how_to_get}
             for one in missing
         ]
         with machine.Watch() as watch:
-            found = _MEASURES[topic](settings, present, rounds.Progress(topic))
+
+            def keep(found: list[Record]) -> None:
+                turns = [one for one in found if "unit" in one]
+                if kept is not None and turns:
+                    so_far = Run(samples.merge(turns), 0.0, 0.0)
+                    write(_result(settings, command, [*runs, so_far]), kept)
+
+            found = _MEASURES[topic](settings, present, rounds.Progress(topic, keep=keep))
         runs.append(Run(found + absent, watch.foreign_cpus, watch.seconds))
         if kept is not None:
             write(_result(settings, command, runs), kept)
@@ -255,6 +288,8 @@ def _run(words: Sequence[str]) -> int:
         parser.error("--nic-qp-kib: of which NIC? --nic-latency-us and --nic-gbit say it")
     _refuse_ignored(parser, chosen)
     settings = settings_of(chosen)
+    if VERBS in settings.transports and not rig.is_here():
+        parser.error("--transport verbs is measured in the rig: bash ci/rig/run.sh")
     if settings.topics != ("p2p",) and max(chosen.sizes, default=0) > MOST_BYTES:
         parser.error(f"--sizes: {max(chosen.sizes)} is more than {MOST_BYTES}, but for p2p")
     if chosen.out is not None and not chosen.out.parent.is_dir():
@@ -262,6 +297,8 @@ def _run(words: Sequence[str]) -> int:
     if chosen.report is not None and not _has_matplotlib():
         return 1  # before everything is measured
     command = shlex.join(["rdmatensor", "bench", *words])
+    if chosen.out is not None and rig.is_here():  # elsewhere a guest's files are gone afterwards
+        chosen.out = None if rig.rank() else Path(os.environ["RIG_OUT"]) / chosen.out
     try:
         result = measure(settings, command, chosen.out)
     except (RuntimeError, OSError) as error:

@@ -36,7 +36,7 @@ from typing import Literal
 import numpy as np
 
 from bench.benchlib.record import Record, Result, load, number, text
-from bench.benchlib.verdict import size_text, time_text
+from bench.benchlib.units import size_text, time_text
 from bench.suite import draws, samples, tables
 from bench.suite.layout import layout
 from bench.suite.peers import COPIES, OURS

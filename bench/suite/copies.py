@@ -11,35 +11,43 @@ by way of shared memory, as the variant goes. Each side has a core.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Sequence
 
 from bench.benchlib import programs
 from bench.benchlib.pairs import run_pair
 from bench.benchlib.record import Record, number, text
-from bench.benchlib.verdict import size_text
-from bench.suite import draws, rounds, samples
-from bench.suite.peers import COPIES
-from bench.suite.settings import KIB, MIB, Settings
+from bench.benchlib.units import size_text
+from bench.suite import rounds, samples
+from bench.suite.peers import COPIES, Peer
+from bench.suite.settings import KIB, MIB, VERBS, Settings
 
 TOPIC = "copies"
-WANTED = 0.9
 VARIANT, OWN = "copy variant", "copy variant, tensors of their own"
 UCX, ACTIVE, TWO_COPIES = "UCX tag", "UCX active messages", "UCX tag, two copies"
 _RIVALS = {UCX: "tag_bw", ACTIVE: "ucp_am_bw", TWO_COPIES: "tag_bw"}  # -> ucx_perftest's test
-_JUDGED = {UCX: "UCX's tag", ACTIVE: "UCX's active messages", TWO_COPIES: "UCX's two copies"}
 HEADS = ("tensors in a row", VARIANT, OWN, *_RIVALS, *(f"variant / {who}" for who in _RIVALS))
 _SIZES = (256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
 _QUICK_SIZES = (MIB, 16 * MIB)
+_VERBS_SIZES = (256 * KIB, MIB, 4 * MIB)
 _VOLUME = 128 * MIB  # of UCX's messages, and of a step of the variant
-_UCX_PATHS = {"shm": "sm,self", "tcp": "tcp,self"}
+_UCX_PATHS = {"shm": "sm,self", "tcp": "tcp,self", "verbs": "rc_v,ud_v,self"}
 _TWO_COPIES = "posix,sysv,self"  # without the kernel's copy out of another process
 _IN_PIECES = {"UCX_RNDV_THRESH": "inf"}  # nor the peer's mapping of what is sent
 _PATIENCE_S = 60.0
 
 
-def measure(settings: Settings, progress: rounds.Progress) -> list[Record]:
+def measure(
+    settings: Settings, _: Sequence[Peer], progress: rounds.Progress, seconds: float = 0.0
+) -> list[Record]:
     """Let all have their turns; return a record for each of them, path and size."""
-    sizes = _QUICK_SIZES if settings.is_quick else _SIZES
+    sizes = settings.sizes or (_QUICK_SIZES if settings.is_quick else _SIZES)
+    if VERBS in settings.transports:
+        sizes = settings.sizes or _VERBS_SIZES
+        os.environ |= {
+            "UCX_NET_DEVICES": f"{os.environ['RIG_DEVICE']}:1",
+            "UCX_IB_GID_INDEX": os.environ["RIG_GID_INDEX"],
+        }
     turns: list[tuple[str, rounds.Turn]] = []
     for path in settings.transports:
         turns += [
@@ -52,7 +60,7 @@ def measure(settings: Settings, progress: rounds.Progress) -> list[Record]:
                 for size in sizes
             ]
     count = settings.rounds or 3
-    seconds = settings.seconds_of("models") / 4
+    seconds = seconds or settings.seconds_of(TOPIC)
     found, failed = rounds.take(turns, count, seconds, progress, is_strict=settings.is_quick)
     return samples.merge(found) + failed
 
@@ -77,6 +85,7 @@ def _variant(who: str, path: str, sizes: Sequence[int]) -> list[Record]:
         *("--volume", str(_VOLUME)),
         *(["--same"] if who == VARIANT else []),
         environment={"RDMATENSOR_TRANSPORT": path},
+        timeout_s=300.0,  # an emulated machine takes half a minute to import torch
     )
     return [
         record_of(
@@ -131,64 +140,3 @@ def rows(records: Sequence[Record]) -> list[tuple[str, ...]]:
         )
         for (path, size), rates in _cells(records).items()
     ]
-
-
-def _of_ucx(records: Sequence[Record], path: str, who: str) -> dict[int, draws.Ratio]:
-    """Return the variant's rate over a rival's, by size."""
-    by_size: dict[int, dict[str, Record]] = {}
-    for record in records:
-        if record["transport"] == path:
-            of_size = by_size.setdefault(int(number(record, "size")), {})
-            of_size[text(record, "contestant")] = record
-    return {
-        size: draws.ratio(of_size[who], of_size[VARIANT])
-        for size, of_size in sorted(by_size.items())
-        if {VARIANT, who} <= set(of_size)
-    }
-
-
-def verdicts(records: Sequence[Record]) -> list[str]:
-    """Say where the variant is no slower than what others have, where it is, and what is noise."""
-    lines = []
-    for path in dict.fromkeys(text(record, "transport") for record in records):
-        for who, name in _JUDGED.items():
-            ratios = _of_ucx(records, path, who)
-            said = {size: ratio.judged(WANTED) for size, ratio in ratios.items()}
-            if not ratios:
-                continue
-            line = f"{path}, {VARIANT}, rate over {name} >= {WANTED:g}: {_met(said)}"
-            for verdict, word in (("missed", "short"), ("undecided", "undecided")):
-                told = [
-                    f"{size_text(size)} {ratio.words}"
-                    for size, ratio in ratios.items()
-                    if said[size] == verdict
-                ]
-                line += f"; {word}: {', '.join(told)}" if told else ""
-            lines.append(line)
-    return lines
-
-
-def standing(records: Sequence[Record], path: str) -> str:
-    """Say in a few words whether the variant of a path reaches what others have in this run."""
-    told = []
-    for who in (UCX, ACTIVE):
-        said = {n: one.judged(WANTED) for n, one in _of_ucx(records, path, who).items()}
-        if said:
-            told.append((_JUDGED[who], said))
-    if not told:
-        return f"whether the variant itself reaches {WANTED:g} of UCX was not measured in this run"
-    words = ", ".join(f"of {name} at {_count(said)}" for name, said in told)
-    is_reached = any(set(said.values()) == {"met"} for _, said in told)
-    is_open = any("missed" not in said.values() for _, said in told)
-    verdict = "reached" if is_reached else "undecided" if is_open else "not reached"
-    return f"{WANTED:g} of UCX's rate by the variant itself {verdict}: {words}"
-
-
-def _met(said: Mapping[int, draws.Verdict]) -> str:
-    decided = [verdict for verdict in said.values() if verdict != "undecided"]
-    return f"{decided.count('met')} of {len(decided)} sizes"
-
-
-def _count(said: Mapping[int, draws.Verdict]) -> str:
-    undecided = sum(verdict == "undecided" for verdict in said.values())
-    return _met(said) + (f" ({undecided} undecided)" if undecided else "")

@@ -13,15 +13,12 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.benchlib.record import Record, number
 from bench.suite import samples
-
-Verdict = Literal["met", "missed", "undecided"]
 
 MIN_TURNS = 3  # with processes of their own; of fewer, nothing is said
 DRAWS = 1000
@@ -76,15 +73,6 @@ class Ratio:
 
     value: float
     drawn: NDArray[np.float64] | None
-
-    def judged(self, least: float) -> Verdict:
-        """Say whether it is at least so much: only where all draws but the tails agree."""
-        if self.drawn is None:
-            return "undecided"
-        low, high = interval(self.drawn)
-        if low >= least:
-            return "met"
-        return "missed" if high < least else "undecided"
 
     @property
     def words(self) -> str:

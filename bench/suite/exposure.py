@@ -1,9 +1,7 @@
 """What a step exposes to communication, and whether that can be told from noise.
 
 Exposed is what the median step takes beyond the same step without communication. Both medians are
-drawn again (draws.py), and what comes of all draws but the tails is how far noise reaches. A target
-is met or missed where all of that lies on one side of it; else it is undecided, and so it is where
-what the rival exposes may be nothing.
+drawn again (draws.py), and what comes of all draws but the tails is how far noise reaches.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from numpy.typing import NDArray
 
 from bench.benchlib.record import Record, number
 from bench.suite import draws
-from bench.suite.draws import Verdict
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,12 +28,6 @@ class Exposed:
         return None if self.drawn is None else draws.interval(self.drawn)
 
     @property
-    def may_be_nothing(self) -> bool:
-        """Whether noise alone could be all of it."""
-        found = self.interval
-        return found is None or found[0] <= 0
-
-    @property
     def words(self) -> str:
         """In ms, with the interval."""
         found = self.interval
@@ -49,13 +40,3 @@ def of(record: Record, floor: Record) -> Exposed:
     both = [draws.of(one) for one in (record, floor)]
     drawn = None if both[0] is None or both[1] is None else both[0] - both[1]
     return Exposed(number(record, "median_ns") - number(floor, "median_ns"), drawn)
-
-
-def judge(ours: Exposed, theirs: Exposed, limit: float) -> Verdict:
-    """Say whether ours is at most so many times theirs."""
-    if ours.drawn is None or theirs.drawn is None or theirs.may_be_nothing:
-        return "undecided"
-    low, high = draws.interval(ours.drawn - limit * theirs.drawn)
-    if high <= 0:
-        return "met"
-    return "missed" if low > 0 else "undecided"

@@ -1,8 +1,14 @@
-"""Tables of text."""
+"""Tables of text, and the mean of ratios."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+
+
+def geometric(ratios: Sequence[float]) -> float:
+    """Return the geometric mean."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
 def layout(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

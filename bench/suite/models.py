@@ -17,13 +17,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
+from bench.benchlib import rig
 from bench.benchlib.pairs import run_ranks
 from bench.benchlib.record import Record, number, text
 from bench.suite import breakdown, convergence, copies, exposure, rounds, samples
 from bench.suite.peers import COPIES, OURS, Peer
 from bench.suite.settings import Settings
 
-NAMES = ("alexnet", "inception_v3", "vgg16", "lstm", "gru", "fcn5")
+OF_THE_PAPER = ("alexnet", "inception_v3", "vgg16", "lstm", "gru", "fcn5")
+NAMES = (*OF_THE_PAPER, "layers")  # the last one where it is named: a bucket for each layer
 QUICK_NAMES = ("lstm", "fcn5")  # where other topics want their time too
 QUICK_DIVISOR = 4  # of all widths: about a sixteenth of the parameters
 _RANKS = 2
@@ -69,11 +71,15 @@ def names_of(settings: Settings) -> tuple[str, ...]:
     if settings.models:
         return settings.models
     is_alone = settings.topics == ("models",)
-    return NAMES if is_alone or not settings.is_quick else QUICK_NAMES
+    return OF_THE_PAPER if is_alone or not settings.is_quick else QUICK_NAMES
 
 
 def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) -> list[Record]:
     """Let all have their turns; return a record for each model, contestant and path."""
+    if rig.hosts() == 2:
+        from bench.suite import rig_models
+
+        return rig_models.measure(settings, progress)
     present = {peer.name for peer in peers}
     refused = refusals(settings, present)
     present -= {text(record, "peer") for record in refused}
@@ -90,7 +96,9 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
     measured = [record for record in found if "failed" not in record]
     once = {text(record, "peer"): record for record in broken}
     curves = _curves(settings, present, progress) if settings.converge else []
-    beside = copies.measure(settings, progress) if _has_rates(settings, present) else []
+    beside = (
+        copies.measure(settings, (), progress, seconds / 4) if _has_rates(settings, present) else []
+    )
     steps = with_shares(merge(measured)) + list(once.values())
     return steps + failed + refused + curves + beside
 
@@ -192,7 +200,7 @@ def records_of(printed: Record, about: Record, transport: str, start: int) -> li
         "language": "torch",
         "timed": f"a step of {about['batch']} a rank, slowest rank",
         "divisor": about["divisor"],
-        "distance": printed["distance"],
+        **({"distance": printed["distance"]} if "distance" in printed else {}),
         **({"parts": printed["parts"]} if printed.get("parts") else {}),
     }
     spent = {name: printed[name] for name in _SPENT}

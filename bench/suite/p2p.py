@@ -5,7 +5,7 @@ shared memory beside a memcpy and a flag; there nobody reads what arrives but gR
 has to copy it. What a reader costs a writer is in a second figure of larger writes over shared
 memory: the time until the other process knows, which has read the last ones, beside the best of
 several copies (`shm_write`). What a tensor gains by what is in tensors.py,
-messages in a row in streams.py, one-sided reads in reads.py. From Python, and apart
+messages in a row and one-sided reads in streams.py. From Python, and apart
 from the others: 8 B by half a round trip, and 64 MiB until the answer to it is here. All but
 ucx_perftest compare what arrives in a pass of their own, before anything is timed.
 """
@@ -21,13 +21,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from bench.benchlib import children, machine, mooncake, nixl, programs
+from bench.benchlib import children, machine, programs
 from bench.benchlib.pairs import run_pair
 from bench.benchlib.record import Record, number, text
-from bench.benchlib.verdict import size_text
-from bench.suite import reads, rounds, samples, streams, streams_rivals, tensors
+from bench.benchlib.units import size_text
+from bench.suite import peers as peers_of
+from bench.suite import rounds, samples, streams, tensors, verbs
 from bench.suite.peers import COPIES, GRPC_PROGRAM, OURS, Peer
-from bench.suite.settings import KIB, MIB, Settings
+from bench.suite.settings import KIB, MIB, VERBS, Settings
 
 KNOWN = "until the peer knows"
 ANSWERED = "until it is answered"
@@ -51,14 +52,16 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
             except (RuntimeError, OSError) as error:  # the others go on
                 without.append(progress.failure("gRPC C++", error))
         if address is not None:
-            without += streams_rivals.without_room(sizes)
+            without += streams.without_room(sizes)
         has_floor = "floor" in present
         turns: list[tuple[str, rounds.Turn]] = []
-        for size in sorted({*settings.sizes_of("p2p"), *reads.sizes_of(settings), *sizes}):
+        wanted = {*settings.sizes_of("p2p"), *streams.read_sizes(settings), *sizes}
+        for size in sorted(settings.sizes_of("p2p") if VERBS in settings.transports else wanted):
             turns += _turns_of(size, settings, address, present, sizes)
-        for transport in settings.transports:
-            turns += streams.turns(settings, transport, [], cold, has_floor=has_floor)
-        turns += _python_turns(settings, present)
+        for transport in settings.transports if VERBS not in settings.transports else ():
+            turns += streams.cold_turns(settings, transport, cold, has_floor=has_floor)
+        if VERBS not in settings.transports or "grpc-python" in (settings.peers or ()):
+            turns += _python_turns(settings, present)
         found, failed = rounds.take(
             turns,
             settings.rounds_of(),
@@ -74,24 +77,42 @@ def _turns_of(
 ) -> Iterator[tuple[str, rounds.Turn]]:
     """All that moves one size, what is compared side by side: the machine changes in minutes."""
     alone = replace(settings, sizes=(size,))
-    paths, has_floor = settings.transports, "floor" in present
+    if VERBS in settings.transports:
+        yield from verbs.turns(settings, size, present)
+        yield from _grpc_turns(alone, address) if address is not None else ()
+        return
     if size in settings.sizes_of("p2p"):
-        for transport in paths:
+        for transport in settings.transports:
             yield from _c_turns(alone, transport, present)
             yield from _ucx_turns(alone, transport, present)
         yield from _grpc_turns(alone, address) if address is not None else ()
-        for transport in paths:
+        for transport in settings.transports:
             yield from tensors.turns(alone, transport, has_copies=COPIES in present)
     if size in in_a_row:
-        for transport in paths:
-            yield from streams.turns(settings, transport, [size], [], has_floor=has_floor)
-            yield from _ucx_rows(settings, transport, present, [size])
-        if address is not None:
-            yield from streams_rivals.grpc_turns(settings, address, [size])
-    if size in reads.sizes_of(settings):
-        for transport in paths:
-            yield from reads.turns(alone, transport, has_floor=has_floor)
-            yield from _ucx_reads(alone, transport, present)
+        for transport in settings.transports:
+            yield from _row_turns(alone, transport, present)
+        yield from streams.grpc_turns(settings, address, [size]) if address is not None else ()
+    if size in streams.read_sizes(settings):
+        for transport in settings.transports:
+            yield from _read_turns(alone, transport, present)
+
+
+def _row_turns(
+    settings: Settings, transport: str, present: set[str]
+) -> Iterator[tuple[str, rounds.Turn]]:
+    path = UCX_PATHS[transport]
+    yield from streams.turns(settings, transport, settings.sizes, has_floor="floor" in present)
+    yield from (
+        streams.ucx_turns(settings, transport, path, settings.sizes) if "ucx" in present else ()
+    )
+
+
+def _read_turns(
+    settings: Settings, transport: str, present: set[str]
+) -> Iterator[tuple[str, rounds.Turn]]:
+    path = UCX_PATHS[transport]
+    yield from streams.read_turns(settings, transport, has_floor="floor" in present)
+    yield from streams.ucx_read_turns(settings, transport, path) if "ucx" in present else ()
 
 
 def _c_turns(
@@ -131,7 +152,7 @@ def _latency(
 ) -> list[Record]:
     trips = trips_of(size, is_quick=settings.is_quick)
     words = ("--transport", transport, "--wait", wait, "--size", str(size))
-    found = programs.run("latency", *words, "--rounds", "3", "--trips", str(trips))
+    found = programs.run("latency", *words, "--rounds", "3", "--count", str(trips))
     names = {"ours": (OURS, OURS), "floor": (samples.floor_name(transport), "floor")}
     return [
         samples.turn(
@@ -150,13 +171,13 @@ def _latency(
             record,
         )
         for record in found
-        if record.get("trips") == 1 and (has_floor or record["contestant"] == "ours")
+        if has_floor or record["contestant"] == "ours"
     ]
 
 
 def _shm_write(settings: Settings, size: int, *, has_floor: bool) -> list[Record]:
     seconds = 0.25 if settings.is_quick else 1.0
-    found = programs.run("shm_write", "--sizes", str(size), "--seconds", str(seconds))
+    found = programs.run("shm_write", "--size", str(size), "--seconds", str(seconds))
     seen = [record for record in found if record.get("timed") == "seen"]
     return [
         samples.turn(
@@ -228,7 +249,7 @@ def _grpc(words: list[str], name: str, size: int, transports: Sequence[str]) -> 
 # Of two round trips ucx_perftest 1.13 calls half of one typical: 7 ms where both took 13.
 _UCX_LEAST_TRIPS = 10
 _UCX_TESTS = {"UCX put": "ucp_put_lat", "UCX tag": "tag_lat"}
-_UCX_PATHS = {"shm": "sm,self", "tcp": "tcp,self"}
+UCX_PATHS = {"shm": "sm,self", "tcp": "tcp,self"}
 
 
 def _ucx_turns(
@@ -249,22 +270,8 @@ def _ucx_turns(
                 timed=samples.HALF,
             )
             words = ["-t", test, "-s", str(size), "-n", str(trips), "-w", str(warm_up_of(trips))]
-            turn = functools.partial(_ucx, words, fields, _UCX_PATHS[transport])
+            turn = functools.partial(_ucx, words, fields, UCX_PATHS[transport])
             yield f"{name}, {transport} {size_text(size)}", turn
-
-
-def _ucx_rows(
-    settings: Settings, transport: str, present: set[str], sizes: Sequence[int]
-) -> Iterator[tuple[str, rounds.Turn]]:
-    if "ucx" in present:
-        yield from streams_rivals.ucx_turns(settings, transport, _UCX_PATHS[transport], sizes)
-
-
-def _ucx_reads(
-    settings: Settings, transport: str, present: set[str]
-) -> Iterator[tuple[str, rounds.Turn]]:
-    if "ucx" in present:
-        yield from reads.ucx_turns(settings, transport, _UCX_PATHS[transport])
 
 
 def _ucx(words: list[str], fields: Record, path: str) -> list[Record]:
@@ -279,6 +286,7 @@ _PYTHON = {
     "ours": (OURS, {"write": f"{OURS}, Python", "prepared": f"{OURS}, Python, one handle"}),
     "grpc": ("grpc-python", {"write": "gRPC Python unary", "stream": "gRPC Python stream"}),
     "nixl": ("nixl", {"prepared": "NIXL, one handle"}),
+    "nixl tuned": ("nixl", {"write": "NIXL tuned", "prepared": "NIXL tuned, one handle"}),
     "mooncake": ("mooncake", {"write": "Mooncake, over TCP"}),
 }
 
@@ -292,7 +300,7 @@ def _python_words(settings: Settings) -> list[str]:
 def _python_turns(settings: Settings, present: set[str]) -> Iterator[tuple[str, rounds.Turn]]:
     words = _python_words(settings)
     for transport in settings.transports:
-        for worker in ("ours", "nixl"):
+        for worker in ("ours", "nixl", "nixl tuned"):
             peer, ways = _PYTHON[worker]
             if peer == OURS or peer in present:
                 turn = functools.partial(_python, worker, [transport], words)
@@ -318,11 +326,11 @@ def _python(worker: str, transports: Sequence[str], words: list[str]) -> list[Re
     """A turn: two fresh processes, over the first of the paths beside which it counts."""
     peer, ways = _PYTHON[worker]
     python, environment = None, {"RDMATENSOR_TRANSPORT": transports[0]}
-    if worker == "nixl":
-        python, _ = nixl.find()
-        environment = nixl.ways(transports[0])["nixl"]
+    if peer == "nixl":
+        python, _ = peers_of.NIXL.find()
+        environment = peers_of.nixl_environment(worker, transports[0])
     elif worker == "mooncake":
-        python, _ = mooncake.find()
+        python, _ = peers_of.MOONCAKE.find()
     printed = run_pair(
         "p2p", "--contestant", worker, *words, python=python, environment=environment
     )

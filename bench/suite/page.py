@@ -6,7 +6,7 @@ import html
 from pathlib import Path
 
 from bench.benchlib.record import Record, Result
-from bench.suite import model_plots, plots, plots_collectives, tables
+from bench.suite import plots, tables
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 72rem; margin: 2rem auto;
@@ -32,12 +32,7 @@ _TITLES = {
     "copies": "The copy variant beside UCX",
     "scale": "Scale on paper",
     "busy": "A busy machine",
-}
-_PICTURES = {
-    **plots.PICTURES,
-    "collectives": plots_collectives.pictures,
-    "models": model_plots.bars,
-    "convergence": model_plots.curves,
+    "hosts": "Hosts with several ranks",
 }
 
 
@@ -81,7 +76,7 @@ def _pictures(topic: str, records: list[Record], folder: Path) -> list[str]:
         f'<figure><img src="{html.escape(picture.file)}" alt="{html.escape(picture.caption)}" '
         f'width="{picture.width_in * _PX_PER_IN:.0f}">'
         f"<figcaption>{html.escape(picture.caption)}</figcaption></figure>"
-        for picture in (_PICTURES[topic](records, folder) if topic in _PICTURES else [])
+        for picture in (plots.PICTURES[topic](records, folder) if topic in plots.PICTURES else [])
     ]
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from bench.benchlib import mooncake, mpi, nixl
+from bench.benchlib import mpi
+from bench.benchlib.machine import ROOT
 from bench.benchlib.programs import GRPC_PARAMETERS, RIVALS_DIR
 
 GRPC_PROGRAM = RIVALS_DIR / "grpc_rival"
 OURS = "rdmatensor"
 COPIES = "copies"
+_PROBE_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +54,59 @@ def _no_module(name: str) -> Callable[[str], str]:
     return why
 
 
-def _no_nixl(_topic: str) -> str:
-    return nixl.find()[1]
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """A peer with an interpreter of its own: named in a variable, else that of build/NAME/venv."""
+
+    name: str
+    variable: str
+    package: str
+    imports: str
+
+    def find(self) -> tuple[Path | None, str]:
+        """Return an interpreter that imports the peer, or None and why there is none."""
+        default = ROOT / "build" / self.name.lower() / "venv/bin/python"
+        python = Path(os.environ.get(self.variable, default))
+        if not python.exists():
+            return None, (
+                f"no interpreter with {self.name}: make a venv with `pip install {self.package}` "
+                f"and name its python in {self.variable}"
+            )
+        # os._exit: NIXL 1.5 crashes in Python's own end otherwise
+        words = [str(python), "-c", f"import os, {self.imports}; os._exit(0)"]
+        try:
+            done = subprocess.run(
+                words, capture_output=True, text=True, check=False, timeout=_PROBE_LIMIT_S
+            )
+        except subprocess.TimeoutExpired:
+            return None, f"{self.name} is not imported after {_PROBE_LIMIT_S:g} s"
+        if done.returncode != 0:
+            return None, f"{self.name} does not import: {done.stderr.strip().splitlines()[-1:]}"
+        return python, ""
+
+    def why_missing(self, _topic: str) -> str:
+        """Return why it cannot run here; empty where it can."""
+        return self.find()[1]
 
 
-def _no_mooncake(_topic: str) -> str:
-    return mooncake.find()[1]
+NIXL = Interpreter("NIXL", "RDMATENSOR_BENCH_NIXL_PYTHON", "nixl-cu12", "nixl_cu12")
+MOONCAKE = Interpreter(
+    "Mooncake",
+    "RDMATENSOR_BENCH_MOONCAKE_PYTHON",
+    "mooncake-transfer-engine-non-cuda",
+    "numpy, mooncake.engine",
+)
+
+
+def nixl_environment(worker: str, path: str) -> dict[str, str]:
+    """Return the variables of NIXL over one path.
+
+    "nixl": with its defaults UCX chooses among all its transports on one host. "nixl tuned":
+    without error handling between peers; UCX is held to the path.
+    """
+    quiet = {"NIXL_LOG_LEVEL": "ERROR"}
+    is_held = path == "tcp" or worker == "nixl tuned"
+    return {**quiet, "UCX_TLS": f"{path},self"} if is_held else quiet
 
 
 def _no_mpi(_topic: str) -> str:
@@ -82,7 +133,7 @@ PEERS = (
     Peer(
         COPIES,
         "an RPC made for our transports: a private ring at the receiver and a copy out of it",
-        ("p2p", "models"),
+        ("p2p", "models", "copies"),
         _never,
     ),
     Peer(
@@ -103,7 +154,7 @@ PEERS = (
         "nixl",
         "NIXL over UCX, from Python",
         ("p2p",),
-        _no_nixl,
+        NIXL.why_missing,
         "python3 -m venv build/nixl/venv; "
         "build/nixl/venv/bin/pip install --no-deps nixl-cu12; "
         "build/nixl/venv/bin/pip install numpy torch",
@@ -112,21 +163,28 @@ PEERS = (
         "mooncake",
         "Mooncake's transfer engine over its TCP transport, from Python",
         ("p2p",),
-        _no_mooncake,
+        MOONCAKE.why_missing,
         "python3 -m venv build/mooncake/venv; "
-        f"build/mooncake/venv/bin/pip install --no-deps {mooncake.PACKAGE} numpy",
+        f"build/mooncake/venv/bin/pip install --no-deps {MOONCAKE.package} numpy",
     ),
     Peer(
         "ucx",
         "UCX's own ucx_perftest: put, and tagged messages",
-        ("p2p", "models"),
+        ("p2p", "models", "copies"),
         _no_command("ucx_perftest"),
         "apt-get install ucx-utils",
     ),
     Peer(
+        "perftest",
+        "perftest's ib_write_lat, ib_write_bw and others; over verbs only",
+        ("p2p", "collectives"),
+        _no_command("ib_write_lat"),
+        "apt-get install perftest",
+    ),
+    Peer(
         "gloo",
         "Gloo, torch.distributed's backend for CPUs",
-        ("collectives", "setup", "models", "busy"),
+        ("collectives", "setup", "models", "busy", "hosts"),
         _no_module("torch"),
         "pip install torch",
     ),
@@ -141,20 +199,21 @@ PEERS = (
     Peer("nccl", "NCCL, NVIDIA's collectives", ("collectives", "models"), _no_gpu),
 )
 UNMEASURED = ("nccl",)
+_OVER_VERBS = ("perftest",)
 
 
 @functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of the peers that are no packages of this interpreter."""
-    python, _ = nixl.find()
+    python, _ = NIXL.find()
     probe = "import importlib.metadata as m; print(m.version('{}'))"
-    engine, _ = mooncake.find()
+    engine, _ = MOONCAKE.find()
     return {
         "grpc++": _said("pkg-config", "--modversion", "grpc++"),
         "ucx": ucx_version(_said("ucx_info", "-v")),
         "openmpi": mpi.version(),
         "nixl": _said(str(python), "-c", probe.format("nixl-cu12")) if python else "absent",
-        "mooncake": _said(str(engine), "-c", probe.format(mooncake.PACKAGE))
+        "mooncake": _said(str(engine), "-c", probe.format(MOONCAKE.package))
         if engine
         else "absent",
     }
@@ -190,15 +249,21 @@ def names() -> list[str]:
 
 
 def choose(
-    topic: str, wanted: list[str] | None, table: tuple[Peer, ...] = PEERS
+    topic: str,
+    wanted: list[str] | None,
+    table: tuple[Peer, ...] = PEERS,
+    *,
+    has_verbs: bool = False,
 ) -> tuple[list[Peer], list[Missing]]:
-    """Return who takes part in a topic, and who would if it were installed.
+    """Return the peers of a topic, and those that would take part if they were installed.
 
-    wanted: names; None: everybody.
+    wanted: names; None: all. has_verbs: whether the topic is measured over verbs.
     """
     present, missing = [], []
     for peer in table:
         if topic not in peer.topics or (wanted is not None and peer.name not in wanted):
+            continue
+        if peer.name in _OVER_VERBS and not has_verbs:
             continue
         why = peer.why_missing(topic)
         if why:

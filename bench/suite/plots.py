@@ -1,113 +1,67 @@
-"""Pictures of a result: times and rates against size, ratios to ours.
+"""Pictures of a result: a panel for each thing that was timed, a line for each of those compared.
 
-Every contestant has one colour and mark in all pictures. Bands reach from the 10th to the 90th
-hundredth of the samples. The floor is dashed: of several kinds, the fastest at each size.
+Bands reach from the 10th to the 90th percentile of the samples. Baselines are grey and dashed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-
-from bench.benchlib.record import Record, number, text
-from bench.suite import plots_scale, plots_setup, reads, samples, streams, tables, tensors
-from bench.suite.peers import OURS
-from bench.suite.plots_base import (
-    NARROW_IN,
-    WIDTH_IN,
-    Picture,
-    save,
-    size_axis,
-    tidy,
-    time_axis,
-    value_axis,
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
 )
 
-_FLOOR = "floor"
-_STYLES = {  # colours that the colour-blind tell apart
-    OURS: ("#0072B2", "o"),
-    f"{OURS}, sleeping": ("#56B4E9", "o"),
-    tensors.SLOT: ("#0072B2", "o"),
-    tensors.DYNAMIC: ("#56B4E9", "o"),
-    tensors.COPY: ("#D55E00", "s"),
-    tensors.SERIALISED: ("#E69F00", "D"),
-    _FLOOR: ("#444444", ""),
-    "gRPC C++ unary": ("#D55E00", "s"),
-    "gRPC C++ stream": ("#E69F00", "D"),
-    "UCX put": ("#009E73", "^"),
-    "UCX tag": ("#8C6BB1", "v"),
-    reads.UCX: ("#009E73", "^"),
-    "gloo": ("#CC79A7", "s"),
-}
-_OTHERS = ("#8C564B", "P")
-_OVER = ", over our"  # ends the name of a line, and the waiting mode follows
+from bench.benchlib.record import Record, number, text
+from bench.benchlib.units import size_text, time_text
+from bench.suite import collectives, convergence, model, models, samples, streams
+from bench.suite import scale as on_paper
+from bench.suite.peers import OURS
+from bench.suite.settings import KIB, MIB, PLAIN
+
+_DPI = 130
+WIDTH_IN, NARROW_IN = 11.0, 7.7
+_COLUMNS = 3
 _NO_RATE_BYTES = 1024
+_GREY = "#444444"
+# Colours that the colour-blind tell apart; those compared have them in the order of a picture.
+_COLOURS = ("#D55E00", "#009E73", "#CC79A7", "#E69F00", "#8C6BB1", "#56B4E9", "#8C564B", "#3A8FC7")
+_MARKS = "sD^vP*Xh"
+_OURS_STYLE: dict[str, Any] = {"color": "#0072B2", "marker": "o", "linewidth": 2.2}
 
 
-Series = dict[str, list[Record]]
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A file of the page, with what it shows, and its width: all are shown on one scale."""
+
+    file: str
+    caption: str
+    width_in: float = WIDTH_IN
 
 
-def series_of(records: Sequence[Record]) -> Series:
-    """Return the records of each line, by its name, from small to large; ours first."""
-    found: Series = {}
-    for record in tables.best_floors(records):
-        is_floor = record["peer"] == _FLOOR and record["topic"] == "p2p"  # several kinds of it
-        name = _FLOOR if is_floor else text(record, "contestant")
-        if record["peer"] in (OURS, _FLOOR) and record.get("wait") == "sleeping":
-            name = f"{name}, sleeping"
-        found.setdefault(name, []).append(record)
-    places = {
-        OURS: 0,
-        f"{OURS}, sleeping": 1,
-        _FLOOR: 2,
-        "does nothing": 2,
-        f"{_FLOOR}, sleeping": 3,
-    }
-    names = sorted(found, key=lambda name: places.get(name, 9))
-    return {name: sorted(found[name], key=lambda one: number(one, "size")) for name in names}
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A place of a line, with its band."""
+
+    x: float
+    y: float
+    low: float
+    high: float
 
 
-def _is_floor(name: str) -> bool:
-    return name.startswith((_FLOOR, "does nothing"))
-
-
-def _style(name: str) -> dict[str, Any]:
-    who, over, mode = name.partition(_OVER)
-    colour, mark = _STYLES.get(who, _OTHERS)
-    if _is_floor(name):
-        return {
-            "color": _STYLES[_FLOOR][0],
-            "linestyle": ":" if name.endswith("sleeping") else "--",
-            "linewidth": 1.6,
-        }
-    return {
-        "color": colour,
-        "marker": mark,
-        "markersize": 5,
-        "linestyle": ":" if over and mode == " spinning" else "-",
-        "linewidth": 2.4 if name.startswith(OURS) else 1.4,
-    }
-
-
-def _draw(
-    axes: Axes,
-    series: Series,
-    value: Callable[[Record, str], float],
-    *,
-    against: str = "size",
-) -> None:
-    """Draw lines with their bands; value(record, name of a quantile)."""
-    for name, records in series.items():
-        xs = [number(record, against) for record in records]
-        axes.plot(xs, [value(one, "median_ns") for one in records], label=name, **_style(name))
-        if _is_floor(name):
-            continue
-        low, high = ([value(one, tail) for one in records] for tail in ("p10", "p90"))
-        axes.fill_between(xs, low, high, color=_style(name)["color"], alpha=0.12, linewidth=0)
+Lines = dict[str, list[Point]]
+Panels = dict[str, Lines]
+Value = Callable[[Record, str], float]  # of a record, by the name of a quantile
 
 
 def _time(record: Record, quantile: str) -> float:
@@ -118,201 +72,320 @@ def _rate(record: Record, quantile: str) -> float:
     return number(record, "size") / samples.figure(record, quantile)
 
 
-def p2p(records: Sequence[Record], folder: Path) -> list[Picture]:
-    """Two pictures a path and way of timing: time and rate against size, and ratios to our time."""
-    pictures = []
-    compiled = [
-        record
-        for record in records
-        if record["language"] != "Python"
-        and not (streams.is_stream(record) or streams.is_cold(record))
-    ]
-    for path in dict.fromkeys((text(one, "transport"), text(one, "timed")) for one in compiled):
-        of_path = [one for one in compiled if (one["transport"], one["timed"]) == path]
-        transport, timed = path
-        sizes = [number(record, "size") for record in of_path]
-        if len(set(sizes)) < 2:
-            continue
-        series = series_of(of_path)
-        figure = Figure(figsize=(WIDTH_IN, 4.6), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        _draw(left, series, _time)
-        size_axis(left, sizes)
-        time_axis(left)
-        tidy(left, f"{transport}: {timed}")
-        large = {
-            name: [one for one in line if number(one, "size") >= _NO_RATE_BYTES]
-            for name, line in series.items()
-        }
-        _draw(right, {name: line for name, line in large.items() if line}, _rate)
-        size_axis(right, sizes)
-        value_axis(right)
-        right.set_ylabel("GB/s (10^9 bytes a second)")
-        tidy(right, f"{transport}: rate" + (", one at a time" if _is_alone(of_path) else ""))
-        name = f"p2p_{transport}_{timed.replace(' ', '_')}.png"
-        save(figure, folder / name)
-        pictures.append(
-            Picture(name, f"Point to point over {transport}, {timed}: time and rate by size.")
-        )
-        pictures += _ratios(of_path, sizes, path, folder)
-    pictures += _in_a_row([one for one in records if streams.is_stream(one)], folder)
-    return [*pictures, *_cold([one for one in records if streams.is_cold(one)], folder)]
+def _bus_rate(record: Record, quantile: str) -> float:
+    factor = collectives.bus_factor(text(record, "op"), int(number(record, "ranks")))
+    return number(record, "moved_bytes") * factor / samples.figure(record, quantile)
 
 
-def _is_alone(records: Sequence[Record]) -> bool:
-    return all(record.get("depth", 1) == 1 for record in records)  # older files do not say
+def point(record: Record, x: float, value: Value) -> Point:
+    """Return a record's place; of a rate the low end is that of the high time."""
+    ends = sorted(value(record, name) for name in samples.BAND)
+    return Point(x, value(record, "median_ns"), ends[0], ends[1])
 
 
-def _in_a_row(records: Sequence[Record], folder: Path) -> list[Picture]:
-    """A picture for each path: rate, and processor time of both sides, one way and both ways."""
-    pictures = []
-    for transport in dict.fromkeys(text(record, "transport") for record in records):
-        of_path = [one for one in records if one["transport"] == transport]
-        sizes = [number(record, "size") for record in of_path]
-        if len(set(sizes)) < 2:
-            continue
-        figure = Figure(figsize=(WIDTH_IN, 6.4), layout="constrained")
-        parts = figure.subplots(2, 2, sharex=True, sharey="row")
-        for column, ways in enumerate(("one way", "both ways")):
-            lines: Series = {}
-            for record in of_path:
-                if record["ways"] == ways:
-                    who = f"{record['contestant']}, {record['depth']} in flight, {record['wait']}"
-                    lines.setdefault(who, []).append(record)
-            for part, value in ((parts[0][column], _rate), (parts[1][column], _cpu)):
-                for name, line in lines.items():
-                    ordered = sorted(line, key=lambda one: number(one, "size"))
-                    if value is _cpu:  # it is not known of all
-                        ordered = [one for one in ordered if samples.COSTS[0] in one]
-                    if not ordered:
-                        continue
-                    xs = [number(one, "size") for one in ordered]
-                    ys = [value(one, "median_ns") for one in ordered]
-                    part.plot(xs, ys, label=name, **_row_style(ordered[0]))
-                size_axis(part, sizes)
-                value_axis(part)
-            tidy(parts[0][column], f"{transport}, {ways}: rate each way")
-            tidy(parts[1][column], "processor time of both sides")
-            parts[0][column].set_xlabel("")
-        parts[0][0].set_ylabel("GB/s")
-        parts[1][0].set_ylabel("CPU seconds for 1 GB")
-        name = f"p2p_{transport}_in_a_row.png"
-        save(figure, folder / name, most_columns=3)
-        caption = f"Messages in a row over {transport}, 1 and 16 in flight, one way and both ways."
-        pictures.append(Picture(name, caption))
-    return pictures
-
-
-def _cold(records: Sequence[Record], folder: Path) -> list[Picture]:
-    """A picture for each path: time of each step with memory, by its size."""
-    pictures = []
-    for transport in dict.fromkeys(text(record, "transport") for record in records):
-        lines: Series = {}
-        for record in records:
-            if record["transport"] == transport:
-                step = text(record, "timed").removeprefix(streams.COLD)
-                lines.setdefault(step, []).append(record)
-        lines = {step: line for step, line in lines.items() if len(line) > 1}
-        if not lines:  # of one size
-            continue
-        figure = Figure(figsize=(NARROW_IN, 4.6), layout="constrained")
-        axes = figure.subplots()
-        for step, line in lines.items():
-            ordered = sorted(line, key=lambda one: number(one, "size"))
-            is_floor = ordered[0]["peer"] == _FLOOR
-            style: dict[str, Any] = {"color": _STYLES[_FLOOR][0], "linestyle": "--"}
-            axes.plot(
-                [number(one, "size") for one in ordered],
-                [number(one, "median_ns") for one in ordered],
-                label=f"{_FLOOR}: {step}" if is_floor else step,
-                **(style if is_floor else {"marker": "o", "markersize": 4}),
-            )
-        size_axis(axes, [number(one, "size") for line in lines.values() for one in line])
-        axes.set_xlabel("size of the memory")
-        time_axis(axes)
-        tidy(axes, f"{transport}: cold start")
-        name = f"p2p_{transport}_cold.png"
-        save(figure, folder / name, most_columns=2)
-        caption = f"Cold start over {transport}: what memory costs before it can be written to."
-        pictures.append(Picture(name, caption, NARROW_IN))
-    return pictures
-
-
-def _cpu(record: Record, _: str) -> float:
-    return sum(number(record, name) for name in samples.COSTS)
-
-
-_ROW_COLOURS = {  # one in flight, and many
-    OURS: ("#0072B2", "#56B4E9"),
-    _FLOOR: ("#444444", "#999999"),
-    "grpc-cpp": ("#D55E00", "#F0A878"),
-    "ucx": ("#009E73", "#80CFB9"),
-}
-
-
-def _row_style(record: Record) -> dict[str, Any]:
-    """Who by colour, how many in flight by mark and shade, who sleeps by dots."""
-    is_ours, is_deep = record["peer"] == OURS, number(record, "depth") > 1
+def panels_of(
+    records: Sequence[Record],
+    panel: Callable[[Record], str],
+    line: Callable[[Record], str],
+    x: str,
+    value: Value,
+) -> Panels:
+    """Return the panels and lines of some records, from small to large; ours and floors first."""
+    found: Panels = {}
+    places = {OURS: 0, "floor": 1}
+    for record in sorted(records, key=lambda one: places.get(text(one, "peer"), 2)):
+        of_panel = found.setdefault(panel(record), {})
+        of_panel.setdefault(line(record), []).append(point(record, number(record, x), value))
     return {
-        "color": _ROW_COLOURS[text(record, "peer")][is_deep],
-        "marker": "o" if is_deep else "s",
-        "markersize": 4,
-        "linestyle": ":" if record["wait"] == "sleeping" else "-" if is_ours else "--",
-        "linewidth": 1.6,
+        name: {who: sorted(of, key=lambda one: one.x) for who, of in lines.items()}
+        for name, lines in found.items()
     }
 
 
-def ratio_series(records: Sequence[Record]) -> Series:
-    """Return the lines of others with their factor: waiting alike, and sleepers over our spinning.
+def styles_of(names: Sequence[str], floors: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the style of each line, the same in all panels."""
+    styles: dict[str, dict[str, Any]] = {}
+    for name in names:
+        number_of = sum("marker" in style for style in styles.values())
+        if name in floors:
+            styles[name] = {"color": _GREY, "linestyle": "--", "linewidth": 1.4}
+        elif name.startswith(OURS):
+            of = sum(other.startswith(OURS) for other in styles)
+            styles[name] = {**_OURS_STYLE, "linestyle": ("-", ":", "-.", "--")[of % 4]}
+        else:
+            colour = _COLOURS[number_of % len(_COLOURS)]
+            styles[name] = {
+                "color": colour,
+                "marker": _MARKS[number_of % len(_MARKS)],
+                "linewidth": 1.4,
+            }
+    return styles
 
-    Who sleeps has two lines where we were measured both ways, and says over which of ours.
-    """
-    ours = tables.ours_of(records)
-    found: Series = {}
-    for name, line in series_of(records).items():
-        for record in line:
-            alike, mixed = tables.factors_of(record, ours)
-            is_sleeper = record.get("wait") == "sleeping" and record["peer"] != _FLOOR
-            if alike is not None:
-                of_alike = f"{name}{_OVER} sleeping" if is_sleeper else name
-                found.setdefault(of_alike, []).append({**record, "factor": alike})
-            if mixed is not None:
-                found.setdefault(f"{name}{_OVER} spinning", []).append({**record, "factor": mixed})
-    return found
+
+def grid(
+    panels: Panels,
+    path: Path,
+    *,
+    x_text: Callable[[float], str],
+    x_label: str,
+    label: str = "",
+    floors: Sequence[str] = (),
+) -> None:
+    """Write a picture with a part for each panel; without a label its values are times."""
+    columns = min(_COLUMNS, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(WIDTH_IN, 0.8 + 2.7 * rows), layout="constrained")
+    parts = figure.subplots(rows, columns, squeeze=False).flatten()
+    names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
+    styles = styles_of(names, floors)
+    for place, (axes, (title, lines)) in enumerate(zip(parts, panels.items(), strict=False)):
+        for name, points in lines.items():
+            xs = [one.x for one in points]
+            axes.plot(xs, [one.y for one in points], label=name, markersize=4, **styles[name])
+            if name not in floors:
+                low, high = [one.low for one in points], [one.high for one in points]
+                axes.fill_between(xs, low, high, color=styles[name]["color"], alpha=0.12, lw=0)
+        _x_axis(axes, [one.x for points in lines.values() for one in points], x_text, x_label)
+        value_axis(axes)
+        if not label:
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda ns, _: _plain(time_text(ns))))
+        axes.set_ylabel("" if place % columns else label or "time, median")
+        tidy(axes, title)
+    for axes in parts[len(panels) :]:
+        axes.set_visible(False)
+    save(figure, path)
 
 
-def _ratios(
-    records: Sequence[Record], sizes: Sequence[float], path: tuple[str, str], folder: Path
-) -> list[Picture]:
-    """Others' time over ours, waiting alike where the line does not say else; below 1 we lose."""
-    series = ratio_series(records)
-    if not series:
-        return []
+def _x_axis(axes: Axes, xs: Sequence[float], x_text: Callable[[float], str], label: str) -> None:
+    axes.set_xscale("log", base=2)
+    ticks = sorted(set(xs))
+    axes.xaxis.set_major_locator(FixedLocator(ticks[:: 1 + len(ticks) // 6]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: x_text(round(value))))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.tick_params(axis="x", labelsize=8)
+    axes.set_xlabel(label)
 
-    def ratio(record: Record, quantile: str) -> float:
-        return (
-            samples.figure(record, quantile)
-            / number(record, "median_ns")
-            * number(record, "factor")
+
+def value_axis(axes: Axes) -> None:
+    """Logarithmic, after all is drawn: the less it spans, the more ticks have names."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    steps = (1.0, 2.0, 5.0) if high < 200 * low else (1.0,)
+    decades = LogLocator(10, subs=steps, numticks=12)
+    axes.yaxis.set_major_locator(MaxNLocator(6) if high < 4 * low else decades)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _plain(words: str) -> str:
+    return words.replace(".00", "")
+
+
+def tidy(axes: Axes, title: str) -> None:
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.grid(visible=True, which="major", color="#dddddd", linewidth=0.7)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write the picture, with one legend of all its parts below them."""
+    named = {
+        label: handle
+        for axes in figure.axes
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    columns = min(6 if figure.get_figwidth() >= WIDTH_IN else 3, max(1, len(named)))
+    renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
+    while True:
+        legend = figure.legend(
+            named.values(), named, loc="outside lower center", ncols=columns, frameon=False
         )
+        if columns == 1 or legend.get_window_extent(renderer).width <= figure.bbox.width:
+            break
+        legend.remove()  # long names would be cut at the picture's edge
+        columns -= 1
+    figure.savefig(path, dpi=_DPI)
 
-    figure = Figure(figsize=(NARROW_IN, 4.2), layout="constrained")
-    axes = figure.subplots()
-    _draw(axes, series, ratio)
-    size_axis(axes, sizes)
-    axes.axhline(1, color=_STYLES[OURS][0], linewidth=2.4, label=OURS)
-    value_axis(axes)
-    axes.set_ylabel("times our time (log)")
-    transport, timed = path
-    tidy(axes, f"{transport}, {timed}: how many times as long as rdmatensor others take")
-    name = f"p2p_{transport}_{timed.replace(' ', '_')}_ratio.png"
-    save(figure, folder / name)
-    caption = f"Over {transport}, {timed}: others' time over ours; below the line we lose."
-    return [Picture(name, caption, NARROW_IN)]
+
+def p2p(records: Sequence[Record], folder: Path) -> list[Picture]:
+    """Two pictures a path: time and rate against size, a part for each thing that was timed."""
+    pictures = []
+    moving = [one for one in records if one["language"] != "Python" and not streams.is_cold(one)]
+    for transport in dict.fromkeys(text(record, "transport") for record in moving):
+        of_path = [one for one in moving if one["transport"] == transport]
+        if len({one["size"] for one in of_path}) < 2:
+            continue
+        floors = {_p2p_line(one) for one in of_path if one["peer"] == "floor"}
+        for what, value, label in (("time", _time, ""), ("rate", _rate, "GB/s")):
+            some = [one for one in of_path if not label or number(one, "size") >= _NO_RATE_BYTES]
+            panels = panels_of(some, lambda one: text(one, "timed"), _p2p_line, "size", value)
+            file = f"p2p_{transport}_{what}.png"
+            if panels:
+                grid(
+                    panels,
+                    folder / file,
+                    x_text=size_text,
+                    x_label="size of the message",
+                    label=label,
+                    floors=tuple(floors),
+                )
+                caption = f"Point to point over {transport}: {what} by size."
+                pictures.append(Picture(file, caption))
+    return pictures
+
+
+def _p2p_line(record: Record) -> str:
+    wait = ", sleeping" if record.get("wait") == "sleeping" else ""
+    return text(record, "contestant") + (wait if record["peer"] in (OURS, "floor") else "")
+
+
+def of_collectives(records: Sequence[Record], folder: Path) -> list[Picture]:
+    """Time of a call and bus bandwidth, for each path and number of ranks."""
+    pictures = []
+    moving = [one for one in records if one["op"] != "barrier" and one.get("row", PLAIN) == PLAIN]
+    floors = (collectives.NOTHING, collectives.COPY_FLOOR)
+    for transport, ranks in dict.fromkeys((one["transport"], one["ranks"]) for one in moving):
+        of_group = [one for one in moving if (one["transport"], one["ranks"]) == (transport, ranks)]
+        if all(one["peer"] == "floor" for one in of_group):
+            continue
+        for what, value, label in (("time", _time, ""), ("busbw", _bus_rate, "busbw, GB/s")):
+            some = [
+                one
+                for one in of_group
+                if not label
+                or (one["contestant"] != floors[0] and number(one, "size") >= _NO_RATE_BYTES)
+            ]
+            if not some:
+                continue
+            file = f"collectives_{transport}_{ranks}_{what}.png"
+            grid(
+                panels_of(some, lambda one: text(one, "op"), _who, "size", value),
+                folder / file,
+                x_text=size_text,
+                x_label="size",
+                label=label,
+                floors=floors,
+            )
+            pictures.append(Picture(file, f"Collectives over {transport}, {ranks} ranks: {what}."))
+    return pictures
+
+
+def _who(record: Record) -> str:
+    return text(record, "contestant")
+
+
+def setup(records: Sequence[Record], folder: Path) -> list[Picture]:
+    """Time until ranks can work, and the memory of a rank, against their number."""
+    if len({record["ranks"] for record in records}) < 2:
+        return []
+    panels = panels_of(
+        records, lambda one: f"{one['transport']}: {one['op']}", _who, "ranks", _time
+    )
+    grid(panels, folder / "setup.png", x_text=lambda ranks: f"{ranks:.0f}", x_label="ranks")
+    pictures = [Picture("setup.png", "Set-up: from the start until the slowest rank can work.")]
+    counted = [record for record in records if "rank_bytes" in record]
+    if counted:
+        panels = panels_of(
+            counted,
+            lambda one: f"{one['transport']}: {one['op']}",
+            _who,
+            "ranks",
+            lambda one, _: number(one, "rank_bytes") / MIB,
+        )
+        path = folder / "setup_memory.png"
+        grid(panels, path, x_text=lambda ranks: f"{ranks:.0f}", x_label="ranks", label="MiB a rank")
+        pictures.append(Picture(path.name, "What the memory of a rank has grown by."))
+    return pictures
+
+
+def scale(records: Sequence[Record], folder: Path) -> list[Picture]:
+    """Predicted time against ranks, to 16,384, where each rank has a host."""
+    found = on_paper.between_hosts(records, on_paper.fits_of(records))
+    if found is None:
+        return []
+    name, constants = found
+    panels: Panels = {}
+    for size in (4 * KIB, MIB, 64 * MIB):
+        for algorithm in model.ALGORITHMS:
+            points = []
+            for ranks in (2**power for power in range(1, 15)):
+                ns = model.predict(constants, algorithm, ranks, size)
+                points.append(Point(ranks, ns, ns, ns))
+            panels.setdefault(size_text(size), {})[algorithm] = points
+    path = folder / "scale.png"
+    grid(panels, path, x_text=lambda ranks: f"{ranks:.0f}", x_label="ranks", label="predicted ns")
+    return [Picture(path.name, f"all_reduce on paper, a host for each rank: {name}.")]
+
+
+def bars(records: Sequence[Record], folder: Path) -> list[Picture]:
+    """Bars of each model's steps for each path, the step without communication dashed."""
+    pictures = []
+    for transport in dict.fromkeys(text(record, "transport") for record in records):
+        of_path = [record for record in records if record["transport"] == transport]
+        names = [name for name in models.NAMES if any(one["op"] == name for one in of_path)]
+        columns = min(_COLUMNS, len(names))
+        rows = -(-len(names) // columns)
+        width_in = WIDTH_IN if columns > 1 else NARROW_IN
+        figure = Figure(figsize=(width_in, 0.7 + 2.9 * rows), layout="constrained")
+        parts = figure.subplots(rows, columns, squeeze=False).flatten()
+        for axes, name in zip(parts, names, strict=False):
+            _bars(axes, [record for record in of_path if record["op"] == name], name)
+        for axes in parts[len(names) :]:
+            axes.set_visible(False)
+        save(figure, folder / f"models_{transport}.png")
+        caption = f"A training step over {transport}; above the dashed line is communication."
+        pictures.append(Picture(f"models_{transport}.png", caption, width_in))
+    return pictures
+
+
+def _model_colours() -> dict[str, str]:
+    trained = [name for name in models.CONTESTANTS.values() if name not in models.FLOORS]
+    return dict(zip(trained, ("#0072B2", *_COLOURS), strict=False))
+
+
+def _bars(axes: Axes, records: Sequence[Record], name: str) -> None:
+    places = {who: place for place, who in enumerate(models.CONTESTANTS.values())}
+    for record in sorted(records, key=lambda one: places[text(one, "contestant")]):
+        who, seconds = text(record, "contestant"), number(record, "median_ns") / 1e9
+        if who == models.FLOOR:
+            axes.axhline(seconds, color=_GREY, linestyle="--", label=who, zorder=3)
+        if record["peer"] == "floor":
+            continue
+        low, high = (samples.figure(record, tail) / 1e9 for tail in samples.BAND)
+        error = [[max(0.0, seconds - low)], [max(0.0, high - seconds)]]
+        axes.bar(places[who], seconds, color=_model_colours()[who], label=who, yerr=error)
+    axes.set_xticks([])
+    axes.set_ylabel("seconds a step")
+    tidy(axes, f"{name}, {number(records[0], 'size') / MIB:.0f} MiB")
+
+
+def curves(records: Sequence[Record], folder: Path) -> list[Picture]:
+    """Losses over seconds, a part for each path."""
+    paths = list(dict.fromkeys(text(record, "transport") for record in records))
+    figure = Figure(figsize=(WIDTH_IN, 4.2), layout="constrained")
+    parts = figure.subplots(1, len(paths), sharey=True, squeeze=False).flatten()
+    for axes, path in zip(parts, paths, strict=True):
+        for record in records:
+            if record["transport"] == path:
+                who, at_s = text(record, "contestant"), convergence.seconds_of(record)
+                axes.plot(
+                    at_s, convergence.losses_of(record), color=_model_colours()[who], label=who
+                )
+        axes.set_xlabel("seconds of training")
+        axes.set_ylim(bottom=0)
+        tidy(axes, f"{records[0]['op']} over {path}")
+    parts[0].set_ylabel("loss, mean of all ranks")
+    save(figure, folder / "convergence.png")
+    return [Picture("convergence.png", "The same batches, parameters and losses by step.")]
 
 
 PICTURES: dict[str, Callable[[Sequence[Record], Path], list[Picture]]] = {
     "p2p": p2p,
-    "setup": plots_setup.setup,
-    "scale": plots_scale.scale,
+    "collectives": of_collectives,
+    "setup": setup,
+    "scale": scale,
+    "models": bars,
+    "convergence": curves,
 }

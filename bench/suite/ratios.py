@@ -122,12 +122,12 @@ def _is_copy(record: Record) -> bool:
 
 
 def _latency(transport: str, size: int, trips: int, known: float, least: float) -> Figure:
-    words = ("--transport", transport, "--size", str(size), "--rounds", "8", "--trips", str(trips))
+    words = ("--transport", transport, "--size", str(size), "--rounds", "8", "--count", str(trips))
     return Figure(
         f"{transport} {size} B one way, beside a {'socket' if transport == 'tcp' else 'flag'}",
         _program("latency", *words),
-        _is("ours", trips=1),
-        _is("floor", trips=1),
+        _is("ours"),
+        _is("floor"),
         known,
         least,
     )
@@ -136,7 +136,7 @@ def _latency(transport: str, size: int, trips: int, known: float, least: float) 
 FIGURES = (
     Figure(
         "shm 1 MiB until the peer knows, beside copies",
-        _program("shm_write", "--sizes", str(MIB), "--seconds", "0.4"),
+        _program("shm_write", "--size", str(MIB), "--seconds", "0.4"),
         _is("ours", timed="seen"),
         _is_copy,
         0.97,
@@ -147,7 +147,7 @@ FIGURES = (
     _latency("tcp", MIB, 20, 1.0, 0.6),
     Figure(
         "shm 1 MiB in a slot, beside a ring and a copy",
-        _program("tensors", "--size", str(MIB), "--trips", "40", "--rounds", "4"),
+        _program("tensors", "--size", str(MIB), "--count", "40", "--rounds", "4"),
         _is("slot"),
         _is("copy"),
         1.05,  # with what reading costs who did not copy it into his cache

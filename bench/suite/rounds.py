@@ -32,7 +32,14 @@ class Progress:
     they may take is over: whichever is used up first ends them.
     """
 
-    def __init__(self, topic: str, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        topic: str,
+        stream: TextIO | None = None,
+        keep: Callable[[list[Record]], None] | None = None,
+    ) -> None:
+        """keep: gets all turns so far after each round, so that a run may be ended at any time."""
+        self._keep = keep
         self._topic, self._stream = topic, sys.stderr if stream is None else stream
         self._began_s = time.monotonic()
         self._seconds = 0.0
@@ -69,6 +76,11 @@ class Progress:
         """Show that a turn is over, or will not be taken."""
         if self._bar is not None:
             self._bar.update()
+
+    def keep(self, found: list[Record]) -> None:
+        """Keep all turns so far."""
+        if self._keep is not None:
+            self._keep(found)
 
     def failure(self, name: str, error: Exception) -> Record:
         """Return the record of a turn that failed."""
@@ -124,6 +136,7 @@ def take(
                     broken.add(name)
                     failed.append(progress.failure(name, error))
             progress.advance()
+        progress.keep(found)
         ended_s = clock()
         beyond_s = 0.0 if is_strict else (ended_s - started_s) / 2
         if ended_s - began_s + beyond_s > seconds:

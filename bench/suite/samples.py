@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from bench.benchlib.record import Record, number
-from bench.benchlib.verdict import time_text
+from bench.benchlib.units import time_text
 
 _OF_A_TURN = ("start", "beside", "choice")
 _OF_SAMPLES = (

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.benchlib.record import Record, number, text
-from bench.benchlib.verdict import size_text, time_text
+from bench.benchlib.units import size_text, time_text
 from bench.suite import (
     breakdown,
     busy_tables,
     collective_tables,
     convergence,
     copies,
-    model_targets,
-    reads,
+    costs,
+    hosts,
+    links,
     samples,
-    scale_hosts,
-    scale_tables,
+    scale,
     streams,
+    targets,
     tensors,
 )
 from bench.suite import models as training
@@ -99,80 +100,25 @@ def _over(record: Record, ours: Record | None) -> float | None:
     return None if ours is None else number(record, "median_ns") / number(ours, "median_ns")
 
 
-_APART = (streams.is_stream, streams.is_cold, reads.is_read)  # have tables of their own
+_APART = (streams.is_stream, streams.is_cold, streams.is_read)  # have tables of their own
 
 
 def p2p(records: Sequence[Record]) -> str:
     """Time of one transfer and its rate, what gains, messages in a row, reads, and a cold start."""
     rows = [one for one in records if streams.is_stream(one)]
     cold = [one for one in records if streams.is_cold(one)]
-    read = [one for one in records if reads.is_read(one)]
+    read = [one for one in records if streams.is_read(one)]
     single = [one for one in records if not any(of(one) for of in _APART)]
     gains = tensors.gains(single)
     heads = ("what gains", "slot", *(name for name, _, _ in tensors.GAINS))
     parts = [
-        _transfers(single) if single else "",
+        _transfers("one transfer", single),
         f"{layout(heads, gains)}\n{tensors.GAINS_NOTE}" if gains else "",
-        _in_a_row(rows) if rows else "",
-        _reads(read) if read else "",
+        _transfers("messages in a row", rows),
+        _transfers("one-sided reads", read),
         _cold(cold) if cold else "",
     ]
     return "\n\n".join(part for part in parts if part)
-
-
-def _in_a_row(records: Sequence[Record]) -> str:
-    ours = ours_of(records)
-    cpu = ("first side's CPU s/GB", "second side's")
-    factors = ("over our spinning", "times ours, waiting alike")
-    heads = ("messages in a row", "who", "each", "GB/s each way", *cpu, *factors)
-    return layout(
-        heads,
-        [
-            (
-                *_named(record),
-                time_text(number(record, "median_ns")),
-                *_rate(record),
-                _figure(factors_of(record, ours)[1]),
-                _factor(record, ours),
-            )
-            for record in _grouped(records)
-        ],
-    )
-
-
-def _reads(records: Sequence[Record]) -> str:
-    ours = ours_of(records)
-    cpu = ("reader's CPU s/GB", "owner's")
-    heads = ("one-sided reads", "who", "p50", "p99", "p999", "GB/s", *cpu, "times ours")
-    return layout(
-        heads,
-        [
-            (
-                *_named(record),
-                time_text(number(record, "median_ns")),
-                *(samples.tail_text(record, name) for name in ("p99", "p999")),
-                *_rate(record),
-                _factor(record, ours),
-            )
-            for record in _grouped(records)
-        ],
-    )
-
-
-def _named(record: Record) -> tuple[str, str]:
-    """What is moved, and by whom."""
-    return (
-        f"{text(record, 'transport')} {size_text(number(record, 'size'))}",
-        f"{text(record, 'contestant')}, {record['wait']}, {record['timed']}",
-    )
-
-
-def _rate(record: Record) -> tuple[str, ...]:
-    """10^9 bytes a second, and each side's processor time for as many."""
-    return (
-        f"{number(record, 'size') / number(record, 'median_ns'):.3f}",
-        *(_cost(record, name) for name in samples.COSTS),
-    )
 
 
 def _cost(record: Record, name: str) -> str:
@@ -196,10 +142,12 @@ def _cold(records: Sequence[Record]) -> str:
     )
 
 
-def _transfers(records: Sequence[Record]) -> str:
+def _transfers(name: str, records: Sequence[Record]) -> str:
+    """Time, rate and processor time of each side; "" without records."""
     ours = ours_of(records)
     factors = ("over our spinning", "times ours, waiting alike")
-    heads = ("", "who", "p50", "p99", "p999", "GB/s", *factors)
+    cpu = ("first side's CPU s/GB", "second side's")
+    heads = (name, "who", "p50", "p99", "p999", "GB/s each way", *cpu, *factors)
     lines = []
     for record in _grouped(best_floors(records)):
         size, median_ns = number(record, "size"), number(record, "median_ns")
@@ -209,12 +157,13 @@ def _transfers(records: Sequence[Record]) -> str:
                 f"{text(record, 'contestant')}, {_waited(record)}, {record['timed']}",
                 time_text(median_ns),
                 *(samples.tail_text(record, name) for name in ("p99", "p999")),
-                f"{size / median_ns:.2f}" if size >= _NO_RATE_BYTES else "-",
+                f"{size / median_ns:.3f}" if size >= _NO_RATE_BYTES else "-",
+                *(_cost(record, name) for name in samples.COSTS),
                 _figure(factors_of(record, ours)[1]),
                 _factor(record, ours),
             )
         )
-    return layout(heads, lines)
+    return layout(heads, lines) if lines else ""
 
 
 def _waited(record: Record) -> str:
@@ -274,11 +223,8 @@ def _kib(size_bytes: float) -> str:
     return f"{size_bytes / KIB:.0f} KiB"
 
 
-def models(records: Sequence[Record], rates: Sequence[Record] = ()) -> str:
-    """Time of a training step, what of it communication costs, memory, and the targets.
-
-    rates: of the copy variant, beside UCX.
-    """
+def models(records: Sequence[Record]) -> str:
+    """Time of a training step, what of it communication costs, memory, and the targets."""
     heads = (
         *("", "who", "p50", "p10", "p90", "exposed", "99 % of draws", "share", "CPU a step"),
         *("memory MiB", "arena MiB", "times planned", "from Gloo's"),
@@ -300,7 +246,9 @@ def models(records: Sequence[Record], rates: Sequence[Record] = ()) -> str:
                 time_text(number(record, "cpu_ns")),
                 *(_mib(record, name) for name in ("memory_bytes", "arena_bytes")),
                 f"{number(record, 'median_ns') / number(ours, 'median_ns'):.2f}" if ours else "-",
-                f"{number(record, 'distance'):.1g}" if record["peer"] != "floor" else "-",
+                f"{number(record, 'distance'):.1g}"
+                if record["peer"] != "floor" and "distance" in record
+                else "-",
             )
         )
     steps = sorted(records, key=training.place_of)
@@ -308,7 +256,9 @@ def models(records: Sequence[Record], rates: Sequence[Record] = ()) -> str:
     more = ["", layout(breakdown.HEADS, parts), ""] if parts else []
     fault_heads, faults = breakdown.faults(steps, _model_name)
     more += ([] if more else [""]) + [layout(fault_heads, faults), ""] if faults else []
-    return "\n".join([layout(heads, lines), *more, *model_targets.verdicts(records, rates)])
+    return "\n".join(
+        [layout(heads, lines), *more, *training.apart(records), *targets.of_models(records)]
+    )
 
 
 def _drawn(exposed: Exposed | None) -> str:
@@ -337,13 +287,7 @@ def curves_of_losses(records: Sequence[Record]) -> str:
 
 def rates_of_copies(records: Sequence[Record]) -> str:
     """The copy variant of models, and what others would use in its place."""
-    return "\n".join([layout(copies.HEADS, copies.rows(records)), *copies.verdicts(records)])
-
-
-def scale(records: Sequence[Record]) -> str:
-    """The model of all_reduce, where each rank has a host and where hosts have several."""
-    parts = (scale_tables.show(records), scale_hosts.show(records))
-    return "\n\n".join(part for part in parts if part)
+    return layout(copies.HEADS, copies.rows(records))
 
 
 TABLES = {
@@ -353,8 +297,11 @@ TABLES = {
     "models": models,
     "convergence": curves_of_losses,
     "copies": rates_of_copies,
-    "scale": scale,
+    "scale": scale.show,
     "busy": busy_tables.show,
+    "hosts": hosts.show,
+    "links": links.show,
+    "costs": costs.show,
 }
 
 
@@ -365,8 +312,6 @@ def of_topic(records: Sequence[Record], topic: str) -> list[Record]:
 
 def table_of(topic: str, records: Sequence[Record]) -> str:
     """Return a topic's table; records: of all topics."""
-    if topic == "models":  # one of whose targets is about another one's
-        return models(of_topic(records, topic), of_topic(records, copies.TOPIC))
     return TABLES[topic](of_topic(records, topic))
 
 

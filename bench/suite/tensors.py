@@ -10,11 +10,11 @@ own: what a user would have who tuned an RPC instead.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from bench.benchlib import programs
 from bench.benchlib.record import Record, number, text
-from bench.benchlib.verdict import size_text, time_text
+from bench.benchlib.units import size_text, time_text
 from bench.suite import rounds, samples
 from bench.suite.peers import COPIES, OURS
 from bench.suite.settings import KIB, MIB, Settings
@@ -39,15 +39,24 @@ def turns(
     """Return a turn for each size; has_copies: whether the peer with copies takes part."""
     for size in settings.sizes_of("p2p"):
         if _LEAST_BYTES <= size <= _MOST_BYTES:
-            turn = functools.partial(_turn, settings, transport, size, has_copies=has_copies)
-            yield f"tensors, {transport} {size_text(size)}", turn
+            one = functools.partial(turn, settings, transport, size, has_copies=has_copies)
+            yield f"tensors, {transport} {size_text(size)}", one
 
 
-def _turn(settings: Settings, transport: str, size: int, *, has_copies: bool) -> list[Record]:
-    most, volume = (100, 4 * MIB) if settings.is_quick else (500, 32 * MIB)
+def turn(
+    settings: Settings,
+    transport: str,
+    size: int,
+    *,
+    has_copies: bool = True,
+    environment: Mapping[str, str] | None = None,
+) -> list[Record]:
+    """Return the records of one turn of all ways."""
+    is_short = settings.is_quick or transport == "verbs"
+    most, volume = (100, 4 * MIB) if is_short else (500, 32 * MIB)
     trips = max(2, min(most, volume // size))
-    words = ("--transport", transport, "--size", str(size), "--trips", str(trips))
-    found = programs.run("tensors", *words, "--rounds", str(_ROUNDS))
+    words = ("--transport", transport, "--size", str(size), "--count", str(trips))
+    found = programs.run("tensors", *words, "--rounds", str(_ROUNDS), environment=environment)
     return [
         samples.turn(
             samples.p2p_fields(

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Turns of ours and a floor; see contest.h. */
+ * Options and turns; see contest.h. */
 #include "contest.h"
 
 #include <stdio.h>
@@ -10,43 +10,53 @@
 
 const char *const contest_names[CONTESTANTS] = {"ours", "floor"};
 
-static void
-check(const struct contest *contest, size_t most_bytes)
+static bool
+is_sleeping(int argc, char **argv)
 {
-    if (contest->len_bytes > most_bytes || contest->depth > CONTEST_MAX_DEPTH)
-        bench_fail("--size is at most %zu, --depth %d", most_bytes, CONTEST_MAX_DEPTH);
-    if (!contest->is_tcp && strcmp(contest->transport, "shm") != 0)
-        bench_fail("a floor is known over shm and tcp, not over \"%s\"", contest->transport);
-    if (contest->sleeps && !contest->is_tcp)
-        bench_fail("--wait sleep has a floor on tcp only");
+    const char *wait = bench_arg(argc, argv, "--wait");
+
+    if (wait != NULL && strcmp(wait, "sleep") != 0 && strcmp(wait, "spin") != 0)
+        bench_fail("--wait is spin or sleep, not \"%s\"", wait);
+    return wait != NULL && strcmp(wait, "sleep") == 0;
 }
 
 struct contest
-contest_of(int argc, char **argv, size_t most_bytes)
+contest_of(int argc, char **argv, const struct contest *defaults, size_t most_bytes)
 {
     const char *transport = bench_arg(argc, argv, "--transport");
-    const char *wait = bench_arg(argc, argv, "--wait");
-    const bool sleeps = wait != NULL && strcmp(wait, "sleep") == 0;
-    const bool is_tcp = transport != NULL && strcmp(transport, "tcp") == 0;
-    const struct contest contest = {
-        .transport = transport != NULL ? transport : "shm",
-        .is_tcp = is_tcp,
-        .sleeps = sleeps,
-        .len_bytes = (size_t)bench_arg_number(argc, argv, "--size", 65536),
-        .depth = (uint64_t)bench_arg_number(argc, argv, "--depth", 1),
-        .count = (uint64_t)bench_arg_number(argc, argv, "--count", 200),
-        .rounds = (size_t)bench_arg_number(argc, argv, "--rounds", 5),
-        .raw = {.is_spinning = !sleeps,
-                .streams = 1,
-                .chunk_bytes = most_bytes,
-                .buffer_bytes = BUFFER_BYTES,
-                .congestion = "reno"}, /* it does not pace */
-    };
+    struct contest c = *defaults;
 
-    if (wait != NULL && !sleeps && strcmp(wait, "spin") != 0)
-        bench_fail("--wait is spin or sleep, not \"%s\"", wait);
-    check(&contest, most_bytes);
-    return contest;
+    if (transport != NULL || c.transport == NULL)
+        c.transport = transport != NULL ? transport : "shm";
+    c.is_tcp = strcmp(c.transport, "tcp") == 0;
+    c.sleeps = is_sleeping(argc, argv);
+    c.is_both = bench_has(argc, argv, "--both");
+    c.is_silent = bench_has(argc, argv, "--silent");
+    c.len_bytes = (size_t)bench_arg_number(argc, argv, "--size", (double)c.len_bytes);
+    c.depth = (uint64_t)bench_arg_number(argc, argv, "--depth", (double)c.depth);
+    c.count = (uint64_t)bench_arg_number(argc, argv, "--count", (double)c.count);
+    c.rounds = (size_t)bench_arg_number(argc, argv, "--rounds", (double)c.rounds);
+    c.seconds = bench_arg_number(argc, argv, "--seconds", c.seconds);
+    c.chunk_bytes = (size_t)bench_arg_number(argc, argv, "--chunk", c.is_tcp ? 1 << 20 : 65536);
+    c.contestants = strcmp(c.transport, "verbs") == 0 || c.is_silent ? 1 : CONTESTANTS;
+    c.raw = (struct raw_tcp_config){.is_spinning = !c.sleeps,
+                                    .streams = 1,
+                                    .chunk_bytes = most_bytes,
+                                    .buffer_bytes = BUFFER_BYTES,
+                                    .congestion = "reno"}; /* it does not pace */
+    if (c.len_bytes > most_bytes || c.depth > CONTEST_MAX_DEPTH)
+        bench_fail("--size is at most %zu, --depth %d", most_bytes, CONTEST_MAX_DEPTH);
+    if (c.sleeps && !c.is_tcp)
+        bench_fail("--wait sleep has a baseline on tcp only");
+    return c;
+}
+
+void
+contest_run(const struct contest *contest, pair_side_fn first, pair_side_fn second)
+{
+    const struct pair_opts opts = {.transport = contest->transport, .sleeps = contest->sleeps};
+
+    pair_run(&opts, first, second, contest);
 }
 
 void

@@ -7,8 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "copy_kinds.h"
-
 #define PARTS_MAX 128
 
 /* A row of elements of a tensor, as it is described. */
@@ -51,15 +49,6 @@ fail(struct copy_ring *ring, const char *what, uint64_t tensor)
     (void)snprintf(ring->err.message, sizeof(ring->err.message), "%s: tensor %llu", what,
                    (unsigned long long)tensor);
     return -1;
-}
-
-static copy_fn
-store_of(const struct copy_ring *ring)
-{
-    struct copy_kind kinds[COPY_KINDS_MAX];
-    const size_t count = copy_kinds_find(kinds);
-
-    return kinds[ring->store < count ? ring->store : 0].copy;
 }
 
 /* ---- Sending ----------------------------------------------------------------------------- */
@@ -106,7 +95,6 @@ int
 copy_ring_send(struct copy_ring *ring, const struct copy_ring_tensor *tensors,
                const uint64_t *order, uint64_t count)
 {
-    const copy_fn copy = store_of(ring);
     struct place place = {0};
     struct heads heads;
     uint64_t used;
@@ -126,7 +114,7 @@ copy_ring_send(struct copy_ring *ring, const struct copy_ring_tensor *tensors,
         for (uint64_t i = 0; i < heads.count; i++) {
             const struct part *part = &heads.parts[i];
 
-            copy(at, tensors[part->tensor].values + part->off_bytes, part->len_bytes);
+            memcpy(at, tensors[part->tensor].values + part->off_bytes, part->len_bytes);
             at += aligned(part->len_bytes);
         }
         if (ring->calls->post(tx, dims, &transfer, &ring->err) != RDT_OK)
@@ -160,7 +148,6 @@ static int
 take(struct copy_ring *ring, const struct rdt_slot_view *view,
      const struct copy_ring_tensor *tensors, uint64_t count, uint64_t *came)
 {
-    const copy_fn copy = store_of(ring);
     const struct heads *heads = view->addr;
     const char *end = (const char *)view->addr + view->len_bytes;
 
@@ -175,7 +162,7 @@ take(struct copy_ring *ring, const struct rdt_slot_view *view,
             return -1;
         if (part->len_bytes > (uint64_t)(end - at))
             return fail(ring, "a message ends in its values", part->tensor);
-        copy(tensors[part->tensor].values + part->off_bytes, at, part->len_bytes);
+        memcpy(tensors[part->tensor].values + part->off_bytes, at, part->len_bytes);
         at += aligned(part->len_bytes);
         *came += part->len_bytes;
     }

@@ -41,7 +41,6 @@ struct copy_ring {
     uint64_t piece_bytes; /* of values in a message at most; a multiple of COPY_RING_ALIGN */
     uint64_t timeout_ns;  /* of each wait */
     uint64_t number;
-    uint64_t store;       /* of copy_kinds_find() */
     struct rdt_error err; /* of a call that returned less than 0 */
 };
 

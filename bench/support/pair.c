@@ -45,7 +45,6 @@ pair_open_context(const struct pair_opts *opts, int rank)
     const struct rdt_context_opts context_opts = {
         .struct_size = sizeof(context_opts),
         .force_transport = transport_number(opts),
-        .tcp_streams = opts->tcp_streams,
         .loopback_only = 1,
         .local_ranks = opts->sleeps ? RDT_LOCAL_RANKS_SLEEP : 2,
         .timeout_ns = PAIR_TIMEOUT_NS,
@@ -150,7 +149,7 @@ run_side(struct pair *p, const struct pair_opts *opts, pair_side_fn side)
     p->ctx = pair_open_context(opts, p->side);
     p->open_ns = bench_now_ns() - start_ns;
     connect_sides(p, opts);
-    if (!opts->is_unpinned && !bench_pin(p->side))
+    if (!bench_pin(p->side))
         bench_die("sched_setaffinity");
     pair_barrier(p);
     side(p);

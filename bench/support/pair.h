@@ -36,8 +36,6 @@ struct pair_board {
 struct pair_opts {
     const char *transport; /* "shm", "tcp" or "verbs": nothing else will do */
     bool sleeps;           /* the library neither spins nor offers its core */
-    uint32_t tcp_streams;  /* 0: default */
-    bool is_unpinned;
 };
 
 struct pair {

@@ -189,7 +189,7 @@ raw_tcp_move(const struct raw_tcp *c, bool is_sending, char *buf, size_t len_byt
 }
 
 size_t
-raw_tcp_candidates(struct raw_tcp_config *out, size_t len_bytes, bool is_quick)
+raw_tcp_candidates(struct raw_tcp_config *out, size_t len_bytes)
 {
     static const size_t chunks[] = {(size_t)64 << 10, (size_t)256 << 10, (size_t)1 << 20, SIZE_MAX};
     static const int buffers[] = {0, 512 << 10, 4 << 20};
@@ -207,8 +207,6 @@ raw_tcp_candidates(struct raw_tcp_config *out, size_t len_bytes, bool is_quick)
 
         if (k > 0 && chunks[k - 1] >= len_bytes)
             continue; /* the same as the chunk before */
-        if (is_quick && (b == 2 || s == 2 || (k < 2 && chunks[k] < len_bytes)))
-            continue;
         out[n++] = (struct raw_tcp_config){.is_spinning = i / 72 == 1,
                                            .streams = streams[s],
                                            .chunk_bytes = chunks[k],

@@ -39,6 +39,6 @@ void raw_tcp_move(const struct raw_tcp *c, bool is_sending, char *buf, size_t le
 /* Everything worth trying for one message of len_bytes, at most RAW_TCP_MAX_CANDIDATES; returns how
  * many. */
 #define RAW_TCP_MAX_CANDIDATES 144
-size_t raw_tcp_candidates(struct raw_tcp_config *out, size_t len_bytes, bool is_quick);
+size_t raw_tcp_candidates(struct raw_tcp_config *out, size_t len_bytes);
 
 #endif

@@ -36,7 +36,7 @@ import rdmatensor.torch  # noqa: F401  registers "rdmatensor"
 from bench.suite.samples import quantile
 from bench.workers import operations, rows
 from bench.workers.collectives import Gloo
-from bench.workers.overlap import WARM_STEPS, Trainee, same_parameters
+from bench.workers.layered import WARM_STEPS, Trainee, same_parameters
 
 PATIENCE = timedelta(seconds=60)
 DDP, WAIT = "ddp", "wait"

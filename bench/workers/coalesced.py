@@ -5,8 +5,8 @@ All take turns in the same processes, on the same tensors. Each sample is one pa
   one by one, async   the same with async_op=True, then wait() of each
   manager             _coalescing_manager() around dist.all_reduce() of each
   coalesced           one call with the list, as the manager makes it at its end
-Rank 0 prints lines of JSON: medians, p99.9 or the largest of fewer than 1,000 samples, both ranks'
-processor time for 10^9 bytes, and how many writes left in a pass (rdmatensor only).
+Rank 0 prints lines of JSON, with both ranks' processor time for 10^9 bytes, and (of rdmatensor) the
+writes of a pass.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 
 import rdmatensor.distributed
 
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from bench.suite import samples
+
 BACKENDS = ("rdmatensor", "gloo")
 GLOO_EVERY = 6  # rounds: a pass one by one takes it a second
-LEAST_OF_P999 = 1000  # samples
 Pass = Callable[[dist.ProcessGroup, list[torch.Tensor]], None]
 
 
@@ -93,18 +95,11 @@ def one_pass(call: Pass, group: dist.ProcessGroup, tensors: list[torch.Tensor]) 
     return taken_ns, int(cpu_ns)
 
 
-def tail_of(ordered: list[int]) -> dict[str, int]:
-    """Return p99.9, or of too few samples the largest, with how many it is of."""
-    if len(ordered) >= LEAST_OF_P999:
-        return {"p999": ordered[int(0.999 * (len(ordered) - 1) + 0.5)]}
-    return {"most_ns": ordered[-1], "most_of": len(ordered)}
-
-
 def measure(
     groups: dict[str, dist.ProcessGroup], tensors: list[torch.Tensor], rounds: int
 ) -> list[dict[str, object]]:
     """Interleaved samples of all, after a round that does not count."""
-    samples: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    taken: dict[tuple[str, str], list[tuple[int, int]]] = {}
     writes: dict[tuple[str, str], int] = {}
     for round_number in range(rounds + 1):
         for backend, group in groups.items():
@@ -116,25 +111,14 @@ def measure(
                 # A barrier went before.
                 writes[backend, way] = writes_of(groups["rdmatensor"]) - before - 1
                 if round_number > 0:
-                    samples.setdefault((backend, way), []).append(took)
+                    taken.setdefault((backend, way), []).append(took)
     records: list[dict[str, object]] = []
     moved_bytes = sum(tensor.nbytes for tensor in tensors)
-    for (backend, way), of_way in samples.items():
+    for (backend, way), of_way in taken.items():
         taken_ns, cpu_ns = ([one[which] for one in of_way] for which in (0, 1))
-        ordered = sorted(taken_ns)
-        record: dict[str, object] = {
-            "contestant": backend,
-            "way": way,
-            "tensors": len(tensors),
-            "size": tensors[0].nbytes,
-            "median_ns": ordered[len(ordered) // 2],
-            "p10": ordered[len(ordered) // 10],
-            "p90": ordered[-1 - len(ordered) // 10],
-            **tail_of(ordered),
-            "cpu_s_per_gb": sorted(cpu_ns)[len(cpu_ns) // 2] / moved_bytes,
-            "samples": len(ordered),
-            "raw_ns": taken_ns,
-        }
+        said = {"contestant": backend, "way": way, "tensors": len(tensors)}
+        record = samples.turn({**said, "size": tensors[0].nbytes}, taken_ns)
+        record["cpu_s_per_gb"] = sorted(cpu_ns)[len(cpu_ns) // 2] / moved_bytes
         if backend == "rdmatensor":
             record["writes"] = writes[backend, way]
         records.append(record)

@@ -4,9 +4,11 @@ The backends of torch.distributed take turns in the same processes, on the same 
 after another in each round, a barrier of Gloo before each. "fake" is torch's own backend that does
 nothing: what a call costs without one. Where ranks are more than cores it offers its core after
 each call, as all do that wait for others there: the next call finds caches that those filled.
-"copies" is the copy floor (copies.py). With --mpi mpirun has started the processes: MPI by itself,
-on tensors of torch as well. rows.py says what is timed, operations.py what. Each rank prints lines
-of JSON with its own samples; the slowest rank of each sample counts.
+"copies" is the copy floor (copies.py), "rdmatensor:ring" a group whose RDMATENSOR_ALGO is ring.
+With --mpi mpirun has started the processes: MPI by itself, on tensors of torch as well. With
+--forked one process forks all ranks, which saves their imports. With --layout ranks with the same
+digit share memory, and others take each other for remote. rows.py says what is timed, operations.py
+what. Each rank prints lines of JSON with its own samples; the slowest rank of each sample counts.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -28,8 +31,11 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.workers import operations, rows
 from bench.workers.copies import LEAST_BYTES, Copies
+from bench.workers.model_groups import await_all, fork
 
-PATIENCE = timedelta(seconds=60)
+PATIENCE = timedelta(seconds=120)
+FORKED_PATIENCE_S = 900.0
+CHECKED = ("ring", "halving-doubling", "tree", "direct")  # algorithms that a group is to report
 FAKE, COPIES = "fake", "copies"
 OFFERS = 3  # of a core, after each call: about as often ours gives it away, waiting for others
 NOTHING_MOST_BYTES = 65536
@@ -112,6 +118,23 @@ def say(arguments: argparse.Namespace, cell: Cell, moved: int, found: dict[str, 
         sys.stdout.write(json.dumps(record) + "\n")
 
 
+def group_of(backend: str) -> dist.ProcessGroup:
+    """Return a group, which reads its algorithm when it begins to be used."""
+    name, _, algorithm = backend.partition(":")
+    if algorithm:
+        os.environ["RDMATENSOR_ALGO"] = algorithm
+    group = dist.new_group(backend=name, timeout=PATIENCE)
+    if algorithm:
+        from rdmatensor.distributed import describe
+
+        dist.all_reduce(torch.zeros(1), group=group)
+        del os.environ["RDMATENSOR_ALGO"]
+        taken = cast("dict[str, object]", describe(group)["collectives"])["algorithm"]
+        if algorithm in CHECKED and taken != algorithm:
+            raise RuntimeError(f"the group uses {taken}, not {algorithm}")
+    return cast("dist.ProcessGroup", group)
+
+
 def through_torch(arguments: argparse.Namespace) -> None:
     """All backends of torch.distributed."""
     from torch.testing._internal.distributed import fake_pg  # registers "fake"
@@ -120,13 +143,13 @@ def through_torch(arguments: argparse.Namespace) -> None:
 
     assert fake_pg is not None
     rank, ranks = int(arguments.rank), int(arguments.ranks)
+    if arguments.layout:
+        os.environ["RDMATENSOR_TEST_HOST"] = f"host{arguments.layout[rank]}"
     store = FileStore(str(arguments.folder / "c10d"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=PATIENCE)
     names = arguments.backends.split(",")
     binds: dict[str, rows.Bind] = {
-        name: functools.partial(
-            operations.through_torch, group=dist.new_group(backend=name, timeout=PATIENCE)
-        )
+        name: functools.partial(operations.through_torch, group=group_of(name))
         for name in names
         if name != COPIES
     }
@@ -205,6 +228,21 @@ def through_mpi(arguments: argparse.Namespace) -> None:
     meeting.barrier()
 
 
+def forked(arguments: argparse.Namespace) -> None:
+    """Fork all ranks, and print their lines."""
+
+    def run(rank: int) -> None:
+        arguments.rank = rank
+        with (arguments.folder / f"lines{rank}").open("w", encoding="utf-8") as sys.stdout:
+            through_torch(arguments)
+
+    ranks = range(arguments.ranks)
+    pids = [fork(functools.partial(run, rank), {}, FORKED_PATIENCE_S) for rank in ranks]
+    await_all(pids, "collectives", FORKED_PATIENCE_S)
+    for rank in ranks:
+        sys.stdout.write((arguments.folder / f"lines{rank}").read_text(encoding="utf-8"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rank", type=int, default=0)
@@ -212,6 +250,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--backends", default="")
     parser.add_argument("--mpi", action="store_true")
+    parser.add_argument("--forked", action="store_true")
+    parser.add_argument("--layout", default="", help="a digit for the host of each rank")
     parser.add_argument("--operations", required=True)
     parser.add_argument("--sizes", required=True)
     parser.add_argument("--rows", default=rows.PLAIN)
@@ -222,6 +262,8 @@ def main() -> None:
     torch.set_num_threads(1)
     if arguments.mpi:
         through_mpi(arguments)
+    elif arguments.forked:
+        forked(arguments)
     else:
         through_torch(arguments)
 

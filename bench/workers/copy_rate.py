@@ -2,8 +2,7 @@
 
 Rank 0 sends, rank 1 takes the time, between two steps' last bytes in its private memory; the first
 step is compared before. Each rank has a core, where there are as many. With --same all tensors of a
-side are one, which its caches may hold, as the messages of ucx_perftest are. Every --rings
-PIECE:SLOTS[:INTO:OUT_OF] has a turn in each round, so that they can be searched.
+side are one, which its caches may hold, as the messages of ucx_perftest are.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from bench.workers.copy_variant import Exchange, Ring
+from bench.workers.copy_variant import Exchange
 
 _PATIENCE_S = 60.0
 _WARM_STEPS = 2
@@ -67,25 +66,19 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--sizes", required=True, help="bytes of a tensor, separated by commas")
     parser.add_argument("--steps", type=int, default=5, help="timed, of a round")
-    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--volume", type=int, default=_VOLUME, help="bytes of a step, about")
     parser.add_argument("--same", action="store_true", help="all tensors of a side are one")
-    parser.add_argument("--rings", default="", help="PIECE:SLOTS,...; else that of the path")
     chosen = parser.parse_args()
     take_a_core(chosen.rank)
     torch.set_num_threads(1)
-    names = str(chosen.rings).split(",")
-    for number in range(chosen.rounds):
-        for size in map(int, chosen.sizes.split(",")):
-            tensors = tensors_of(size, chosen.volume, is_same=chosen.same)
-            for name in names:
-                folder = chosen.folder / f"{number}-{size}-{name.replace(':', '-')}"
-                folder.mkdir(exist_ok=True)
-                ring = Ring(*map(int, name.split(":"))) if name else None
-                exchange = Exchange(tensors, folder, chosen.rank, 2, _PATIENCE_S, ring)
-                said = {"ring": name, "size": size, "tensors": len(tensors)}
-                run(exchange, tensors, chosen.rank, _WARM_STEPS + chosen.steps, said)
-                exchange.close()
+    for size in map(int, chosen.sizes.split(",")):
+        tensors = tensors_of(size, chosen.volume, is_same=chosen.same)
+        folder = chosen.folder / str(size)
+        folder.mkdir(exist_ok=True)
+        exchange = Exchange(tensors, folder, chosen.rank, 2, _PATIENCE_S)
+        said: dict[str, object] = {"size": size, "tensors": len(tensors)}
+        run(exchange, tensors, chosen.rank, _WARM_STEPS + chosen.steps, said)
+        exchange.close()
 
 
 def run(

@@ -40,15 +40,10 @@ _CALLS = {
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Pieces of so many bytes, in so many slots of two buffers each, in turn.
-
-    into, out_of: how the copies store, by their place in bench/support/copy_kinds.c.
-    """
+    """Pieces of so many bytes, in so many slots of two buffers each, in turn."""
 
     piece_bytes: int
     slots: int
-    into: int = 0
-    out_of: int = 0
 
 
 # Over shared memory small enough that both sides find it in caches that they share: a ring of 64
@@ -85,7 +80,6 @@ class _Ring(ctypes.Structure):
         ("piece_bytes", ctypes.c_uint64),
         ("timeout_ns", ctypes.c_uint64),
         ("number", ctypes.c_uint64),
-        ("store", ctypes.c_uint64),
         ("err", _Error),
     )
 
@@ -112,9 +106,7 @@ def _library() -> ctypes.CDLL:
 class End:
     """One end of a ring in C. Threads: one at a time."""
 
-    def __init__(
-        self, ring: Ring, slots: Sequence[Slot | SlotSender], store: int, patience_s: float
-    ) -> None:
+    def __init__(self, ring: Ring, slots: Sequence[Slot | SlotSender], patience_s: float) -> None:
         _library()  # compiled before anything is timed
         found = {name: _address(ffi.addressof(lib, call)) for name, call in _CALLS.items()}
         self._calls = _Calls(**found)
@@ -129,7 +121,6 @@ class End:
             ring.piece_bytes,
             int(patience_s * 1e9),
             0,
-            store,
         )
 
     def send(self, table: ctypes.Array[_Tensor], order: Sequence[int]) -> None:
@@ -211,12 +202,11 @@ class Exchange:
         rank: int,
         ranks: int,
         patience_s: float,
-        ring: Ring | None = None,
     ) -> None:
         self._parameters, self._rank, self._ranks = list(parameters), rank, ranks
         self._patience_s, self._pushed = patience_s, 0
         self._world = rdmatensor.join(rdmatensor.FileStore(folder / "slots"), rank, ranks)
-        self._ring = ring or RINGS[os.environ.get("RDMATENSOR_TRANSPORT", "shm")]
+        self._ring = RINGS[os.environ.get("RDMATENSOR_TRANSPORT", "shm")]
         most = (_HEADS_BYTES + self._ring.piece_bytes,)
         peers = [peer for peer in range(ranks) if peer != rank]
         names = [f"gradients {number}" for number in range(self._ring.slots)]
@@ -235,12 +225,10 @@ class Exchange:
             ]
             for peer in peers
         }
-        self._senders = [
-            End(self._ring, of_peer, self._ring.into, patience_s) for of_peer in senders.values()
-        ]
+        self._senders = [End(self._ring, of_peer, patience_s) for of_peer in senders.values()]
         self._receivers = {
             peer: Receiver(
-                End(self._ring, of_peer, self._ring.out_of, patience_s),
+                End(self._ring, of_peer, patience_s),
                 self._parameters,
                 patience_s,
             )

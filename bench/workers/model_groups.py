@@ -57,6 +57,16 @@ class Line:
             yield
 
 
+class OneBlock(Line):
+    """The line of a rank without a group: it takes its steps once."""
+
+    def __init__(self) -> None:
+        pass
+
+    def blocks(self) -> Iterator[None]:
+        yield
+
+
 def _help(helper: Callable[[], None], _line: Line) -> None:
     # It stands as long as its ranks, which are watched; then Group.join() waits for it so long.
     faulthandler.cancel_dump_traceback_later()

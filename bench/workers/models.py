@@ -39,6 +39,7 @@ import graph_analysis
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
+from bench.benchlib import rig
 from bench.workers.model_figures import (
     bits_of,
     check,
@@ -70,9 +71,11 @@ ROUNDED_STEPS = 1
 def start(job: Job, rank: int) -> Trainer:
     """Meet the other ranks."""
     kind = TRAINERS[job.contestant]
+    path = str(job.folder / "c10d")
+    where = {"init_method": job.store} if job.store else {"store": FileStore(path, job.ranks)}
     dist.init_process_group(
         kind.backend,
-        store=FileStore(str(job.folder / "c10d"), job.ranks),
+        **where,
         rank=rank,
         world_size=job.ranks,
         timeout=timedelta(seconds=job.patience_s),
@@ -84,7 +87,7 @@ def end(job: Job, rank: int, trainer: Trainer, found: dict[str, Any]) -> None:
     """Leave figures in a file, together with the others."""
     dist.barrier()
     trainer.close()
-    (job.folder / f"rank{rank}").write_text(json.dumps(found), encoding="utf-8")
+    rig.leave(job.folder / f"rank{rank}", found)
     dist.destroy_process_group()
 
 
@@ -112,7 +115,8 @@ def train(job: Job, rank: int, line: Line) -> None:
         if rank == 0 and number + 1 == compared:
             torch.save((before, sampled(trainer.model)), job.folder / "sampled")
     found: dict[str, Any] = {"bits": bits_of(trainer.model)}
-    for number in range(VERIFIED_STEPS, WARM_STEPS if job.steps else 0):
+    warm_steps = job.warm_steps or WARM_STEPS
+    for number in range(VERIFIED_STEPS, warm_steps if job.steps else 0):
         trainer.step(number)
     cores = sorted(os.sched_getaffinity(0))
     if job.ranks <= len(cores):
@@ -120,13 +124,13 @@ def train(job: Job, rank: int, line: Line) -> None:
     dist.barrier()
     found["held_bytes"] = held_bytes() - empty_bytes  # while all are there, whom it shares with
     server = job.folder / "server"
-    if rank == 0 and server.exists():
+    if rank == 0 and server.exists() and not job.store:  # else it may be on the other host
         began = json.loads(server.read_text(encoding="utf-8"))
         found["held_bytes"] += held_bytes(began["pid"]) - began["empty_bytes"]
     dist.barrier()
     found["arena_bytes"] = trainer.arena_bytes()
     found["choice"] = trainer.choice()
-    next_step = WARM_STEPS
+    next_step = warm_steps
     found["blocks"] = []
     for _ in line.blocks():
         trainer.step(next_step)  # of the caches others had the use

@@ -23,8 +23,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
-from bench.workers.p2p_rivals import Grpc, Mooncake, Nixl
-from bench.workers.p2p_side import LARGE_BYTES, PATIENCE_S, SMALL_BYTES, Folder, Side, Ways
+from bench.workers.p2p_rivals import (
+    LARGE_BYTES,
+    PATIENCE_S,
+    SMALL_BYTES,
+    Folder,
+    Grpc,
+    Mooncake,
+    Nixl,
+    Side,
+    Ways,
+)
 
 
 class Ours:
@@ -141,16 +150,11 @@ def large_turn(
 
 def report(contestant: str, side: Side, way: str, size: int, samples_ns: list[int]) -> None:
     """Print one record."""
-    ordered = sorted(samples_ns)
     record = {
         "contestant": contestant,
         "way": way,
         "path": side.path,
         "size": size,
-        "median_ns": ordered[len(ordered) // 2],
-        "p10": ordered[len(ordered) // 10],
-        "p90": ordered[-1 - len(ordered) // 10],
-        "samples": len(ordered),
         "raw_ns": samples_ns,
     }
     sys.stdout.write(json.dumps(record) + "\n")

@@ -250,6 +250,18 @@ class Perceptron(nn.Module):
         return logits
 
 
+class Layers(nn.Module):
+    """Layers of one width, without bias."""
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(count)))
+
+    def forward(self, x: Tensor, _target: Tensor) -> Tensor:
+        logits: Tensor = self.layers(x)
+        return logits
+
+
 def class_loss(logits: Tensor, _x: Tensor, target: Tensor) -> Tensor:
     return cross_entropy(logits, target)
 
@@ -264,13 +276,15 @@ class PaperModel:
     """How a model is made and fed.
 
     make: takes the divisor of widths. shape: of a rank's batch here, chosen for two cores; also by
-        the divisor, since what the recurrent ones take is as wide as they are.
+        the divisor, since what the recurrent ones take is as wide as they are. bucket_mib: of
+        DistributedDataParallel; None: its default.
     """
 
     make: Callable[[int], nn.Module]
     shape: Callable[[int], tuple[int, ...]]
     classes: int = _CLASSES
     loss_fn: Callable[..., Tensor] = class_loss
+    bucket_mib: float | None = None
 
     def batch(self, divisor: int, seed: int) -> tuple[Tensor, Tensor]:
         shape = self.shape(divisor)
@@ -315,4 +329,10 @@ MODELS = {
     "lstm": _recurrent(nn.LSTM),
     "gru": _recurrent(nn.GRU),
     "fcn5": PaperModel(lambda divisor: Perceptron(4096 // divisor), lambda _: (8, 784)),
+    # None of the paper's: as many buckets as layers, which leave during the backward pass.
+    "layers": PaperModel(
+        lambda divisor: Layers(20, 512 // divisor),
+        lambda divisor: (256, 512 // divisor),
+        bucket_mib=1.0,
+    ),
 }

@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 import graph_analysis
 import rdmatensor.plan
 import rdmatensor.torch
+from bench.benchlib import rig
 from bench.workers import copy_variant, grpc_native, grpc_server
 from bench.workers.paper_models import MODELS
 
@@ -36,7 +37,8 @@ class Job:
     """What a group of ranks does; folder: its own; patience_s: for all; rate: of learning.
 
     has_lessons: whether its batches have something to learn; else it is one, of random classes.
-    server_host: the address of who has the parameters.
+    server_host: the address of the server that has the parameters. store: where ranks of two hosts
+    meet; those of one have a file. warm_steps: before the timed ones; 0: the worker's default.
     """
 
     contestant: str
@@ -50,6 +52,8 @@ class Job:
     rate: float = 0.01
     has_lessons: bool = False
     server_host: str = "127.0.0.1"
+    store: str = ""
+    warm_steps: int = 0
 
 
 class Trainer:
@@ -62,7 +66,7 @@ class Trainer:
 
     def __init__(self, job: Job, rank: int) -> None:
         torch.manual_seed(1)
-        self.rank = rank
+        self.rank, self.is_alone_here = rank, bool(job.store)
         self.spec = MODELS[job.model]
         self.model = self.spec.make(job.divisor)
         self.batches = (
@@ -87,8 +91,11 @@ class Trainer:
         self.optimizer.step()
 
     def spent_ns(self) -> int:
-        """Processor time of this process so far, and on rank 0 of those that have no rank."""
-        return time.process_time_ns()
+        """Processor time of this process so far, and on rank 0 of those that have no rank.
+
+        Of a rank that has a host, that of the machine: its kernel moves packets for no process.
+        """
+        return int(rig.busy_s() * 1e9) if self.is_alone_here else time.process_time_ns()
 
     def arena_bytes(self) -> int:
         """What is in use of the arena, which others do not have: gradients, slots, messages."""
@@ -169,7 +176,9 @@ class Adopted(Trainer):
 
     def __init__(self, job: Job, rank: int) -> None:
         super().__init__(job, rank)
-        self.called = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
+        self.called = DistributedDataParallel(
+            self.model, gradient_as_bucket_view=True, bucket_cap_mb=self.spec.bucket_mib
+        )
 
 
 class Copied(Trainer):
@@ -178,7 +187,7 @@ class Copied(Trainer):
 
     def __init__(self, job: Job, rank: int) -> None:
         super().__init__(job, rank)
-        self.called = DistributedDataParallel(self.model)
+        self.called = DistributedDataParallel(self.model, bucket_cap_mb=self.spec.bucket_mib)
 
 
 class Gloo(Adopted):
@@ -219,7 +228,8 @@ class Served(Trainer):
         self._client.pull()
 
     def spent_ns(self) -> int:
-        server_ns = self._client.server_spent_ns() if self.rank == 0 else 0
+        has_part = self.rank == 0 and not self.is_alone_here
+        server_ns = self._client.server_spent_ns() if has_part else 0
         return super().spent_ns() + server_ns
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.benchlib.pairs import run_pair, run_ranks
 from bench.benchlib.record import load, number
-from bench.suite import busy, collectives, scale
+from bench.suite import busy, collectives, model, samples, scale
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,28 +83,38 @@ def test_every_call_has_a_loop_on_a_busy_machine(ranks: int, transport: str) -> 
 def test_grpc_from_python_has_calls_and_a_stream() -> None:
     counts = ("--rounds", "1", "--trips", "5", "--larges", "1")
     found = run_pair("p2p", "--contestant", "grpc", *counts, timeout_s=100.0)
-    rows = [(record["way"], record["size"], record["samples"]) for record in found]
-    assert rows == [(way, size, 1) for way in ("write", "stream") for size in (8, 64 << 20)]
-    assert all(number(record, "median_ns") > 0 for record in found)
+    rows = [(record["way"], record["size"]) for record in found]
+    assert rows == [(way, size) for way in ("write", "stream") for size in (8, 64 << 20)]
+    assert all([ns > 0 for ns in samples.raw_of(record)] == [True] for record in found)
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.timeout(120)
 def test_each_algorithm_is_the_one_that_is_measured(transport: str) -> None:
-    algorithms = ("ring", "halving-doubling", "tree", "direct")
-    options = ["--ranks", "2,3", "--algorithms", ",".join(algorithms), "--sizes", "1024"]
+    backends = [f"rdmatensor:{name}" for name in model.ALGORITHMS]
     printed = run_ranks(
-        "scale",
+        "collectives",
         1,
-        *options,
-        *("--rounds", "2"),
+        *("--forked", "--ranks", "3", "--backends", ",".join(backends), "--sizes", "1024"),
+        *("--operations", "all_reduce", "--rounds", "3"),
         environment={"RDMATENSOR_TRANSPORT": transport},
         timeout_s=100.0,
     )
     found = [scale.record_of(said, transport) for said in collectives.by_key(printed).values()]
-    cells = {(record["op"], record["ranks"]) for record in found}
-    assert cells == {(name, ranks) for name in algorithms for ranks in (2, 3)}
-    assert all(record["samples"] == 2 for record in found)
+    assert [(record["op"], record["ranks"]) for record in found] == [
+        (name, 3) for name in model.ALGORITHMS
+    ]
+
+
+@pytest.mark.timeout(120)
+def test_hosts_with_several_ranks_are_compared_with_all_ranks_alone() -> None:
+    options = ["--sizes", "1024", "--layout", "001", "--rounds", "1", "--peers", "gloo"]
+    done = _rdmatensor("bench", "hosts", *options)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "hierarchical" in lines[1]
+    assert sum(line.startswith("all_reduce") for line in lines) == 3
+    assert any(line.startswith("geometric means: ") for line in lines)
 
 
 @pytest.mark.timeout(120)

@@ -31,10 +31,3 @@ def merged(fields: Record, raw_ns: Sequence[float]) -> Record:
     """Return the record of three turns with the same samples."""
     (record,) = samples.merge([samples.turn(fields, raw_ns) for _ in range(3)])
     return record
-
-
-def cells_of(table: str) -> list[list[str]]:
-    """Return the rows of a table of Markdown, without its head."""
-    _, rule, *rows = table.splitlines()
-    assert set(rule) == set("| -")
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]

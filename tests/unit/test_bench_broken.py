@@ -9,13 +9,12 @@ import os
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from bench.benchlib import interpreters, mooncake, nixl, programs
+from bench.benchlib import programs
 from bench.benchlib.record import Record, load
 from bench.suite import command, p2p, peers, rounds, samples
 from bench.suite.settings import Settings
@@ -38,14 +37,14 @@ def test_a_server_that_does_not_start_is_given_up(tmp_path: Path, script: str) -
         os.kill(int((tmp_path / "pid").read_text(encoding="utf-8")), 0)
 
 
-@pytest.mark.parametrize(("module", "name"), [(mooncake, "Mooncake"), (nixl, "NIXL")])
+@pytest.mark.parametrize("peer", [peers.MOONCAKE, peers.NIXL])
 def test_what_does_not_import_in_time_is_a_reason(
-    module: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    peer: peers.Interpreter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = _program(tmp_path / "python", "exec sleep 60")
-    monkeypatch.setenv(module.VARIABLE, str(python))
-    monkeypatch.setattr(interpreters, "PROBE_LIMIT_S", 0.1)
-    assert module.find() == (None, f"{name} is not imported after 0.1 s")
+    monkeypatch.setenv(peer.variable, str(python))
+    monkeypatch.setattr(peers, "_PROBE_LIMIT_S", 0.1)
+    assert peer.find() == (None, f"{peer.name} is not imported after 0.1 s")
 
 
 def test_what_is_compared_has_turns_side_by_side() -> None:
@@ -78,8 +77,13 @@ def test_the_others_go_on_without_it(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     server = _program(tmp_path / "server", "exit 1")
     monkeypatch.setattr(p2p, "_grpc_server", lambda serve=p2p._grpc_server: serve(server))
     monkeypatch.setattr(p2p, "_c_turns", c_turns)
-    for module in (p2p.tensors, p2p.streams, p2p.reads):
-        monkeypatch.setattr(module, "turns", lambda *_, **__: [])
+    for module, name in (
+        (p2p.tensors, "turns"),
+        (p2p.streams, "turns"),
+        (p2p.streams, "read_turns"),
+        (p2p.streams, "cold_turns"),
+    ):
+        monkeypatch.setattr(module, name, lambda *_, **__: [])
     monkeypatch.setattr(p2p, "_python_turns", lambda *_: [])
     present = [peer for peer in peers.PEERS if peer.name == "grpc-cpp"]
     settings = Settings(("p2p",), is_quick=True, transports=("shm",), rounds=2)

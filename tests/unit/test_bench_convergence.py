@@ -11,14 +11,12 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from bench_made_up import cells_of, result_of
 
 from bench.benchlib.record import Record, Result, Run
 from bench.suite import (
     command,
     compare,
     convergence,
-    doc_runs,
     models,
     page,
     peers,
@@ -86,23 +84,6 @@ def test_the_table_has_times_and_says_whose_losses_differ() -> None:
     assert gloo.split()[-8:] == ["6", "s", "8", "s", "8", "s", "2.00", "same"]
     (grpc,) = [line for line in lines if "gRPC" in line]
     assert grpc.split()[-2:] == ["3.00", "2e-07"]
-
-
-def test_the_generated_table_says_who_learns_sooner_than_planned() -> None:
-    ddp = _record(models.CONTESTANTS["adopted"], 0.5, 0.5, 0.5)
-    records = [_record("planned", 1.0, 1.0, 1.0), *_records()[1:], ddp]
-    head, table, notes = doc_runs.learning(result_of(records, "models")).split("\n\n")
-    assert "bench models" in head
-    heads = [cell.strip() for cell in table.splitlines()[0].strip("|").split("|")]
-    assert heads[0] == "model"
-    assert heads[-3:] == ["times planned", "losses off Gloo's", "where planned is slower"]
-    planned, gloo, sooner = cells_of(table)
-    assert planned[4:] == ["3 s", "4 s", "4 s", "1.00", "same", ""]
-    assert gloo[4:] == ["6 s", "8 s", "8 s", "2.00", "same", ""]
-    assert sooner[6:] == ["2 s", "**0.50**", "same", "a"]
-    assert notes.startswith("a: DDP: ")
-    with pytest.raises(ValueError, match="no loss was followed"):
-        doc_runs.learning(result_of([], "models"))
 
 
 def test_the_page_has_a_picture_of_it(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from bench.benchlib.machine import ROOT
 from bench.benchlib.record import Record, Result, Run, load
-from bench.suite import page, plots_base, samples
+from bench.suite import page, plots, samples
 from bench.suite.peers import OURS
 
 _VOID = {"meta", "img"}
@@ -91,11 +91,11 @@ def test_a_browser_shows_all_pictures_and_nothing_too_wide(written: Path) -> Non
 
 
 def test_a_legend_of_long_names_is_not_cut(tmp_path: Path) -> None:
-    figure = Figure(figsize=(plots_base.WIDTH_IN, 3), layout="constrained")
+    figure = Figure(figsize=(plots.WIDTH_IN, 3), layout="constrained")
     axes = figure.subplots()
     for place in range(6):
         axes.plot([0, 1], label=f"{OURS}, with a name of many words, {place}")
-    plots_base.save(figure, tmp_path / "kept.png")
+    plots.save(figure, tmp_path / "kept.png")
     (legend,) = figure.legends
     assert len(legend.get_texts()) == 6
     assert legend.get_window_extent().width <= figure.bbox.width

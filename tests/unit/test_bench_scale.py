@@ -11,7 +11,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.benchlib.record import Record, Result, Run, load, write
-from bench.suite import command, model, page, samples, scale, scale_tables, tables
+from bench.suite import command, model, page, samples, scale, tables
 from bench.suite.peers import OURS
 from bench.suite.settings import ASKED_FOR, TOPICS
 
@@ -32,8 +32,10 @@ def _records(constants: model.Constants = TRUE, **more: object) -> list[Record]:
                         constants, algorithm, ranks, size, cores=CORES, has_boards=has_boards
                     )
                     said: Record = {"op": algorithm, "size": size, "ranks": ranks}
+                    said |= {"contestant": f"{OURS}:{algorithm}", "moved_bytes": size}
+                    each = {"cpu_ns": [1], "each_ns": [1], "loop_ns": [], "row": "plain"}
                     of_ranks: list[Record] = [
-                        {**said, "raw_ns": [took_ns - late, took_ns]} for late in (5.0, 0.0)
+                        {**said, **each, "raw_ns": [took_ns - late, took_ns]} for late in (5.0, 0.0)
                     ]
                     (merged,) = samples.merge([scale.record_of(of_ranks, transport)])
                     known = {"cores": CORES, "gamma_ns": constants.gamma_ns}
@@ -100,7 +102,7 @@ def test_ranks_that_share_cores_take_turns() -> None:
 
 
 def test_the_constants_are_found_again() -> None:
-    fits = scale_tables.fits_of(_records())
+    fits = scale.fits_of(_records())
     assert [fit.name for fit in fits] == [
         "shm, messages",
         "shm, memory of all ranks",
@@ -166,7 +168,7 @@ def test_the_tables_say_how_far_the_model_is_off() -> None:
     ("known", "most", "source"),
     [
         ({}, "2047.9 MiB", "assumed to take 128.0 KiB on a side, not measured: a QP with 8 KiB"),
-        ({"nic_qp_bytes": 64 * 1024.0}, "1023.9 MiB", "takes 64.0 KiB on a side, as --nic-qp-kib"),
+        ({"nic_qp_bytes": 64 * 1024.0}, "1023.9 MiB", "takes 64.0 KiB on a side, by --nic-qp-kib"),
     ],
 )
 def test_a_nics_memory_is_an_assumption_or_what_was_said(
@@ -186,7 +188,7 @@ def test_a_stored_result_becomes_a_page(tmp_path: Path) -> None:
     result = Result("quick", "rdmatensor bench scale", {"cores": 2}, [Run(_records(), 0.1, 3.0)])
     write(result, tmp_path / "kept.json")
     words = page.write(load(tmp_path / "kept.json"), tmp_path / "page").read_text(encoding="utf-8")
-    for name in ("scale_model.png", "scale_beyond.png"):
+    for name in ("scale.png",):
         assert f'src="{name}"' in words
         assert (tmp_path / "page" / name).read_bytes().startswith(b"\x89PNG")
 

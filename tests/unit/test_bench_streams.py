@@ -11,7 +11,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.benchlib import programs
 from bench.benchlib.record import Record
-from bench.suite import command, plots, samples, streams, streams_rivals, tables
+from bench.suite import command, plots, samples, streams, tables
 from bench.suite.peers import OURS
 from bench.suite.settings import MIB, Settings
 
@@ -75,13 +75,13 @@ def test_the_table_has_rate_processor_time_and_ratio() -> None:
     (line,) = [one for one in shown.splitlines() if "socket, spinning, 16 in flight, one" in one]
     assert line.split()[-5:] == ["0.250", "4.19", "2.1", "-", "2.00"]
     assert "times ours" in shown
-    assert "p99" not in shown  # no single transfers
+    assert "one transfer" not in shown  # none is measured alone
 
 
 def test_a_picture_needs_two_sizes(tmp_path: Path) -> None:
     assert plots.p2p(_rows("ours", 1000), tmp_path) == []
     both = [*_rows("ours", 1000), *_rows("ours", 3000, 4 * MIB), *_rows("floor", 900)]
-    (picture,) = plots.p2p(both, tmp_path)
+    picture, _ = plots.p2p(both, tmp_path)
     assert (tmp_path / picture.file).read_bytes().startswith(b"\x89PNG")
 
 
@@ -96,19 +96,17 @@ def test_what_finds_no_room_is_named() -> None:
 
 
 def test_a_sample_has_as_many_messages_as_are_in_flight() -> None:
-    words = streams.words_of("shm", 64 * MIB, 16, "spin", is_quick=True)
-    assert words[words.index("--count") + 1] == "16"
-    words = streams.words_of("shm", 8, 1, "spin", is_quick=False)
-    assert words[words.index("--count") + 1] == "2000"
+    assert streams.counts_of(64 * MIB, 16, is_quick=True)[0] == 16
+    assert streams.counts_of(8, 1, is_quick=False)[0] == 2000
 
 
 def test_the_largest_are_one_at_a_time() -> None:
     settings = Settings(is_quick=True)
-    turns = streams.turns(settings, "shm", [MIB, GIB], [64 * MIB], has_floor=True)
-    names = [name for name, _ in turns]
+    names = [name for name, _ in streams.turns(settings, "shm", [MIB, GIB], has_floor=True)]
     assert sum("1 MiB" in name for name in names) == 4
     assert sum("1 GiB" in name for name in names) == 2
-    assert names[-1] == "cold start, shm 64 MiB"
+    ((name, _),) = streams.cold_turns(settings, "shm", [64 * MIB], has_floor=True)
+    assert name == "cold start, shm 64 MiB"
 
 
 def test_a_cold_start_has_registration_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +115,7 @@ def test_a_cold_start_has_registration_apart(monkeypatch: pytest.MonkeyPatch) ->
         {"contestant": step, "raw_ns": [place + 1]} for place, step in enumerate(steps)
     ]
     monkeypatch.setattr(programs, "run", lambda *_: printed)
-    *_, (_, cold) = streams.turns(Settings(), "tcp", [], [256 * MIB], has_floor=True)
+    *_, (_, cold) = streams.cold_turns(Settings(), "tcp", [256 * MIB], has_floor=True)
     records = samples.merge(cold())
     assert len(records) == len(steps)
     assert sum(record["peer"] == "floor" for record in records) == 1
@@ -142,33 +140,13 @@ def test_memory_of_many_sizes_is_registered_and_a_context_is_opened_once(
     assert {min(sizes), max(sizes)} == {8, GIB}
     found = [
         record
-        for _, turn in streams.turns(Settings(), "shm", [], sizes, has_floor=True)
+        for _, turn in streams.cold_turns(Settings(), "shm", sizes, has_floor=True)
         for record in turn()
     ]
-    assert [words[words.index("--bytes") + 1] for words in asked] == [str(size) for size in sizes]
+    assert [words[words.index("--size") + 1] for words in asked] == [str(size) for size in sizes]
     for step, times in (("a context", 1), ("memory that exists, registered", len(sizes))):
         of_step = [record for record in found if record["timed"] == streams.COLD + step]
         assert len(of_step) == times, step
-
-
-def test_a_cold_start_has_a_picture_without_rates(tmp_path: Path) -> None:
-    """A rate, or a floor's time over ours, would be of steps that have nothing in common."""
-    found = [
-        samples.turn(
-            samples.p2p_fields(who, peer, "tcp", size, language="C", wait="spinning", timed=step),
-            [size + 1],
-        )
-        for size in (8, MIB)
-        for who, peer, step in (
-            (OURS, OURS, f"{streams.COLD}memory in the arena"),
-            (OURS, OURS, f"{streams.COLD}second write"),
-            ("memfd, populated", "floor", f"{streams.COLD}memory of the system's"),
-        )
-    ]
-    (picture,) = plots.p2p(samples.merge(found), tmp_path)
-    assert picture.file == "p2p_tcp_cold.png"
-    assert (tmp_path / picture.file).read_bytes().startswith(b"\x89PNG")
-    assert plots.p2p(samples.merge(found[:3]), tmp_path) == []  # of one size
 
 
 def test_memory_that_finds_no_room_is_named() -> None:
@@ -200,8 +178,7 @@ def _of_grpc(ns: int, *, size: int = MIB, both: bool = False) -> list[Record]:
         "raw_us": [ns / 1000] * 3,
     }
     return [
-        streams_rivals.grpc_record(printed, "gRPC C++ stream", transport)
-        for transport in ("shm", "tcp")
+        streams.grpc_record(printed, "gRPC C++ stream", transport) for transport in ("shm", "tcp")
     ]
 
 
@@ -219,21 +196,21 @@ def test_processor_time_of_ucx_is_told_where_its_start_is_less_than_half() -> No
     )
     output = "iterations,50.0_percentile_lat\n10,17.9,446.2,400.5,140.0,141.0,2241,2242\n"
     one, many = (programs.Spent(output, (s, s)) for s in (0.1, 0.3))
-    told = streams_rivals.ucx_record(fields, one, many, 1000)
+    told = streams.ucx_record(fields, one, many, 1000)
     assert told["median_ns"] == 400500
     assert told["first_cpu_s_per_gb"] == pytest.approx(0.2 / (MIB * 1000 / 1e9))
-    untold = streams_rivals.ucx_record(fields, one, programs.Spent(output, (0.3, 0.15)), 1000)
+    untold = streams.ucx_record(fields, one, programs.Spent(output, (0.3, 0.15)), 1000)
     assert samples.COSTS[0] not in untold
     assert "UCX put" in tables.p2p(samples.merge([untold]))
-    assert samples.COSTS[0] not in streams_rivals.ucx_record(fields, None, many, 1000)  # quick
+    assert samples.COSTS[0] not in streams.ucx_record(fields, None, many, 1000)  # quick
 
 
 def test_rivals_have_a_turn_for_each_depth() -> None:
     settings = Settings(transports=("tcp",))
-    names = [name for name, _ in streams_rivals.grpc_turns(settings, "nowhere", [MIB, GIB])]
+    names = [name for name, _ in streams.grpc_turns(settings, "nowhere", [MIB, GIB])]
     assert len(names) == len(set(names)) == 8  # calls and a stream, two depths, two ways
-    assert "1 GiB" in tables.missing(streams_rivals.without_room([MIB, GIB]))[0]
-    of_ucx = [name for name, _ in streams_rivals.ucx_turns(settings, "tcp", "tcp", [MIB, GIB])]
+    assert "1 GiB" in tables.missing(streams.without_room([MIB, GIB]))[0]
+    of_ucx = [name for name, _ in streams.ucx_turns(settings, "tcp", "tcp", [MIB, GIB])]
     assert len(of_ucx) == len(set(of_ucx)) == 6
-    words = streams_rivals.grpc_words("row", "a:1", 64 * MIB, 16, "both ways", is_quick=True)
+    words = streams.grpc_words("row", "a:1", 64 * MIB, 16, "both ways", is_quick=True)
     assert words == ["row", "a:1", str(64 * MIB), "16", "16", "3", "both"]

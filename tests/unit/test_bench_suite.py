@@ -141,7 +141,10 @@ def test_options_reach_the_settings() -> None:
         (["nothing"], "invalid choice"),
         (["models", "--models", "vgg17"], "'vgg17' is no model"),
         (["p2p", "--models", "vgg16"], "--models is of models, not of p2p"),
-        (["setup", "--sizes", "8"], "--sizes is of p2p, collectives, scale, busy, not of setup"),
+        (
+            ["setup", "--sizes", "8"],
+            "--sizes is of p2p, collectives, scale, busy, hosts, copies, not of setup",
+        ),
         (["models", "--sizes", "8"], "not of models"),
         (["p2p", "--ranks", "4"], "--ranks is of collectives, setup, models, busy, not of p2p"),
         (["scale", "--ranks", "4"], "not of scale"),
@@ -312,10 +315,10 @@ def test_a_stored_result_becomes_a_page(capsys: pytest.CaptureFixture[str], tmp_
     assert "rdmatensor bench --quick" in words
     pictures = sorted(path.name for path in (tmp_path / "page").glob("*.png"))
     assert pictures == [
-        "collectives_shm_4.png",
-        "collectives_shm_4_rate.png",
-        "p2p_shm_half.png",
-        "p2p_shm_half_ratio.png",
+        "collectives_shm_4_busbw.png",
+        "collectives_shm_4_time.png",
+        "p2p_shm_rate.png",
+        "p2p_shm_time.png",
         "setup.png",
     ]
     for name in pictures:
@@ -349,7 +352,7 @@ def test_what_was_measured_is_shown_and_kept(
     monkeypatch.setitem(command._MEASURES, "setup", lambda *_: [_set_up("rdmatensor", 2, 1e6)])
     monkeypatch.setattr(peers, "PEERS", (ABSENT, PRESENT))
     absent = peers.Peer("gone", "nobody", ("setup",), lambda _: "why", "how")
-    monkeypatch.setattr(peers, "choose", lambda *_: ([], [peers.Missing(absent, "why")]))
+    monkeypatch.setattr(peers, "choose", lambda *_, **__: ([], [peers.Missing(absent, "why")]))
     kept, shown = tmp_path / "kept.json", tmp_path / "page"
     assert command.main(["setup", "--out", str(kept), "--report", str(shown)]) == 0
     assert "missing in setup: gone (why); to get it: how" in capsys.readouterr().out

@@ -7,9 +7,8 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from bench.benchlib import core_rows, python_rows
 from bench.benchlib.record import Record
-from bench.suite import p2p, plots, samples, tables
+from bench.suite import p2p, samples, tables
 
 _TAILS = ("p99", "p999")
 
@@ -62,22 +61,6 @@ def test_a_row_that_was_to_sleep_says_how_often_it_did() -> None:
     assert "plain socket, spinning, half" in tables.p2p([spins])
 
 
-def test_how_often_each_slept_stands_beside_its_target() -> None:
-    record: Record = {
-        "summary": True,
-        "wait": "sleep",
-        "ours_single_ns": 110,
-        "floor_single_ns": 100,
-        "times_floor_single": 1.1,
-        "times_floor": 1.0,
-    }
-    (before,) = core_rows.tcp_latency([record])
-    (row,) = core_rows.tcp_latency(
-        [{**record, "ours_switches_per_trip": 0.25, "floor_switches_per_trip": 1.0}]
-    )
-    assert row.note == f"{before.note}; slept 0.25 times a round trip, the socket 1.00 times"
-
-
 def test_a_tail_needs_samples_of_all_turns_together() -> None:
     fields: Record = {"topic": "p2p", "contestant": "x"}
     for count, names in ((6, ()), (33, ()), (34, ("p99",)), (333, ("p99",)), (334, _TAILS)):
@@ -107,36 +90,12 @@ def test_of_more_samples_than_are_printed_the_turns_say_the_tail() -> None:
     assert samples.tail_text(samples.merge(turns)[0], "p999") == "-"  # nobody knows the largest
 
 
-def test_pictures_of_ratios_name_how_we_waited() -> None:
-    found = plots.ratio_series(_by_waiting())
-    assert {name: [one["factor"] for one in line] for name, line in found.items()} == {
-        "floor": [0.8],
-        "floor, sleeping": [1.5],
-        "gRPC, over our sleeping": [5.0],
-        "gRPC, over our spinning": [20.0],
-    }
-
-
 def test_a_row_that_goes_over_another_path_says_so() -> None:
     assert p2p.contestant_of("nixl", "prepared", "shm", 8) == "NIXL, one handle, over TCP"
     assert p2p.contestant_of("nixl", "prepared", "shm", 64 << 20) == "NIXL, one handle"
     assert p2p.contestant_of("nixl", "prepared", "tcp", 8) == "NIXL, one handle"
     assert p2p.contestant_of("ours", "write", "shm", 8) == "rdmatensor, Python"
     assert p2p.contestant_of("ours", "prepared", "shm", 8) == "rdmatensor, Python, one handle"
-
-
-def test_the_targets_against_nixl_are_the_same_over_both_paths() -> None:
-    records: list[Record] = [
-        {"contestant": who, "way": "write", "path": path, "size": size, "median_ns": 100}
-        for who in ("ours", "nixl", "nixl tuned")
-        for path in ("shm", "tcp")
-        for size in (8, 64 << 20)
-    ]
-    for path in ("shm", "tcp"):
-        rows = python_rows.p2p([one for one in records if one["path"] == path])
-        judged = {row.what.split()[1]: row.target for row in rows if "NIXL," in row.floor}
-        assert judged == {"8": 4.0, "64": 1.5}
-        assert all(row.target is None for row in rows if "NIXL tuned" in row.floor)
 
 
 def test_a_cost_that_some_turns_do_not_tell_is_left_out() -> None:

@@ -61,7 +61,7 @@ def test_the_table_has_the_gains_below_the_transfers() -> None:
 
 
 def test_turns_come_from_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(name: str, *words: str) -> list[Record]:
+    def run(name: str, *words: str, **_: object) -> list[Record]:
         assert name == "tensors"
         assert words[:4] == ("--transport", "tcp", "--size", "4096")
         known: Record = {"raw_ns": [5, 7], "samples": 2}

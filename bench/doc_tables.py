@@ -1,0 +1,262 @@
+"""Write the measured tables of the documentation from bench/results.
+
+    python -m bench.doc_tables            writes them
+    python -m bench.doc_tables --check    exit status 1 where a page differs
+
+A table stands between `<!-- bench: FILE -->` and `<!-- bench: end -->`; FILE lies below
+bench/results. A cell has the median, with the 10th to the 90th percentile of rdmatensor's samples;
+of the others the ratio of their time to rdmatensor's, **bold** where rdmatensor takes over a
+twentieth longer. bench/reasons.md has the reasons, written by hand: those whose words are all in a
+table's title stand below it if a cell is bold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.benchlib.machine import ROOT
+from bench.benchlib.record import Record, Result, load, number, text
+from bench.benchlib.units import size_text
+from bench.suite import busy_tables, convergence, samples, scale, streams, tables
+from bench.suite import collective_tables as cells
+from bench.suite import models as training
+from bench.suite.collectives import net_samples
+from bench.suite.peers import OURS
+from bench.suite.settings import PLAIN
+
+PAGES = ("README.md", "docs/measured.md", "docs/performance.md")
+ROOM = 0.95  # above it a ratio counts as noise, as in compare.py
+_BLOCK = re.compile(r"<!-- bench: (?P<name>[^ ]+\.json) -->\n.*?<!-- bench: end -->", re.DOTALL)
+_UNITS = ((1e3, "ns", 1.0), (1e6, "us", 1e3), (1e9, "ms", 1e6), (float("inf"), "s", 1e9))
+_WORDS = {OURS: OURS, "gloo": "Gloo", "OpenMPI": "Open MPI"}
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of Markdown."""
+    lines = (heads, ("---",) * len(heads), *rows)
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def marked(ratio: float) -> str:
+    """Return the ratio of another's time to rdmatensor's, bold where rdmatensor is slower."""
+    mark = "**" if ratio < ROOM else ""
+    digits = 0 if ratio >= 10 else 2 if ratio >= 0.095 else 3
+    return f"{mark}{ratio:.{digits}f}{mark}"
+
+
+def spread(values_ns: Sequence[float]) -> str:
+    """Return the median and the 10th to the 90th percentile, in one unit."""
+    middle, low, high = (samples.quantile(values_ns, at) for at in (0.5, *samples.BAND.values()))
+    unit, scale = next((unit, scale) for most, unit, scale in _UNITS if middle < most)
+    return f"{middle / scale:.3g} {unit} ({low / scale:.3g}-{high / scale:.3g})"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How the records of a topic become tables.
+
+    title: what the records of one table share. row, column: where a record stands in it. baseline:
+        rdmatensor's record to compare another with, of all of the topic; None if there is none.
+    is_joined: a place has rdmatensor's time and the others' ratios, without the floors'.
+    """
+
+    title: Callable[[Record], str]
+    row: Callable[[Record], str]
+    column: Callable[[Record], str]
+    baseline: Callable[[Sequence[Record], Record], Record | None]
+    is_joined: bool = False
+
+
+def _size(record: Record) -> str:
+    return size_text(number(record, "size"))
+
+
+def _name(record: Record) -> str:
+    return _WORDS.get(text(record, "contestant"), text(record, "contestant"))
+
+
+def _who(record: Record) -> str:
+    if streams.is_cold(record):
+        return f"{_name(record)}: {text(record, 'timed').removeprefix(streams.COLD)}"
+    wait = f", {record['wait']}" if record["peer"] in (OURS, "floor") else ""
+    return f"{_name(record)}{wait}"
+
+
+def _p2p_title(record: Record) -> str:
+    python = ", Python" if record.get("language") == "Python" else ""
+    timed = "cold start" if streams.is_cold(record) else record["timed"]
+    return f"p2p, {record['transport']}, {timed}{python}"
+
+
+def _p2p_ours(records: Sequence[Record], record: Record) -> Record | None:
+    best, cell = tables.ours_of(records), tables.cell_of(record)
+    return best.get((*cell, record.get("wait")), best.get((*cell, "spinning")))
+
+
+def _collectives_ours(records: Sequence[Record], record: Record) -> Record | None:
+    return cells.by_who(records).get(OURS, {}).get(cells.cell_of(record))
+
+
+def _same(*names: str) -> Callable[[Sequence[Record], Record], Record | None]:
+    """Return what finds rdmatensor's record that has the same fields."""
+
+    def ours(records: Sequence[Record], record: Record) -> Record | None:
+        return next(
+            (
+                one
+                for one in records
+                if one["contestant"] in (OURS, training.PLANNED)
+                and all(one[name] == record[name] for name in names)
+            ),
+            None,
+        )
+
+    return ours
+
+
+SHAPES = {
+    "p2p": Shape(_p2p_title, _who, _size, _p2p_ours),
+    "collectives": Shape(
+        lambda one: (
+            f"collectives, {one['transport']}, {one['ranks']} ranks, {one.get('row', PLAIN)}"
+        ),
+        lambda one: text(one, "op"),
+        _size,
+        _collectives_ours,
+        is_joined=True,
+    ),
+    "setup": Shape(
+        lambda one: f"setup, {one['transport']}, {one['timed']}",
+        _name,
+        lambda one: f"{one['ranks']} ranks",
+        _same("transport", "op", "ranks"),
+    ),
+    "models": Shape(
+        lambda one: f"models, {one['transport']}, {one['ranks']} ranks",
+        lambda one: text(one, "contestant"),
+        lambda one: f"{one['op']}, {number(one, 'size') / 2**20:.0f} MiB",
+        _same("transport", "op", "ranks"),
+    ),
+}
+# Topics whose table of text is short: heads and rows of it.
+WHOLE: Mapping[str, Callable[[Sequence[Record]], tuple[Sequence[str], Sequence[Sequence[str]]]]] = {
+    "convergence": lambda records: (convergence.HEADS, convergence.rows(records)),
+    "busy": lambda records: (
+        busy_tables.LOAD_HEADS,
+        busy_tables.load_rows(busy_tables.cells_of(records)),
+    ),
+    "scale": scale.beyond_rows,
+}
+
+
+def _samples(record: Record) -> Sequence[float]:
+    return net_samples(record) if record["topic"] == "collectives" else samples.raw_of(record)
+
+
+def cell(record: Record, ours: Record | None, *, is_joined: bool) -> str:
+    """Return the median; after it rdmatensor's spread, or another's ratio."""
+    if ours is None or ours is record:
+        return spread(_samples(record))
+    took, own = (samples.quantile(_samples(one), 0.5) for one in (record, ours))
+    ratio = marked(took / own) if took > 0 and own > 0 else "-"
+    time = _name(record) if is_joined else spread(_samples(record)).partition(" (")[0] + ","
+    return f"{time} {ratio}"
+
+
+def tables_of(topic: str, records: Sequence[Record]) -> Iterator[tuple[str, str]]:
+    """Yield each table of a topic: its title, and the table."""
+    if topic in WHOLE:
+        yield topic, table(*WHOLE[topic](records))
+        return
+    shape = SHAPES[topic]
+    parts: dict[str, list[Record]] = {}
+    for record in records:
+        if not (shape.is_joined and record["peer"] == "floor"):
+            parts.setdefault(shape.title(record), []).append(record)
+    for title, part in parts.items():
+        columns = list(dict.fromkeys(map(shape.column, part)))
+        places: dict[str, dict[str, list[str]]] = {shape.row(one): {} for one in part}
+        for record in sorted(part, key=lambda one: one["peer"] != OURS):
+            mine = cell(record, shape.baseline(records, record), is_joined=shape.is_joined)
+            places[shape.row(record)].setdefault(shape.column(record), []).append(mine)
+        rows = [
+            (row, *("; ".join(of_row.get(one, [])) for one in columns))
+            for row, of_row in places.items()
+        ]
+        yield title, table([title, *columns], rows)
+
+
+def reasons_in(page: str) -> list[tuple[tuple[str, ...], str]]:
+    """Return each entry of reasons.md: the words that a title has to have, and the reason.
+
+    An entry is a line `- word; word: reason`.
+    """
+    entries = [line[2:].split(": ", 1) for line in page.splitlines() if line.startswith("- ")]
+    return [(tuple(words.split("; ")), reason) for words, reason in entries]
+
+
+def head(result: Result) -> str:
+    """Return where a table comes from."""
+    machine = result.machine
+    return (
+        f"`{result.command.replace('rdmatensor', 'python -m rdmatensor', 1)}`, commit"
+        f" {machine['commit']}, {machine['cores']} cores of"
+        f" {'a virtual ' if machine['is_virtual'] else ''}{machine['processor']}"
+        f" (family/model/stepping {machine['family_model']}), Linux {machine['kernel']}; other"
+        f" processes kept {result.quietest.foreign_cpus:.2f} cores busy:"
+    )
+
+
+def block(result: Result, reasons: Sequence[tuple[tuple[str, ...], str]]) -> str:
+    """Return the tables of a result, with the reasons below those that have bold cells."""
+    records = [record for run in result.runs for record in run.records]
+    parts = [head(result)]
+    for topic in (*SHAPES, *WHOLE):
+        of_topic = tables.of_topic(records, topic)
+        for title, lines in tables_of(topic, of_topic) if of_topic else ():
+            parts.append(lines)
+            if "**" in lines:
+                found = [why for words, why in reasons if all(word in title for word in words)]
+                parts += ["Bold: " + "; ".join(found) + "."] if found else []
+    return "\n\n".join(parts)
+
+
+def written(page: str, root: Path) -> str:
+    """Return a page with its tables as the results have them. Raises OSError without a file."""
+    reasons = reasons_in((root / "bench/reasons.md").read_text(encoding="utf-8"))
+
+    def fill(match: re.Match[str]) -> str:
+        made = block(load(root / "bench/results" / match["name"]), reasons)
+        return f"<!-- bench: {match['name']} -->\n{made}\n\n<!-- bench: end -->"
+
+    return _BLOCK.sub(fill, page)
+
+
+def main(words: Sequence[str], root: Path = ROOT) -> int:
+    """Write or compare the pages below a root; return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="change nothing")
+    is_check = parser.parse_args(words).check
+    status = 0
+    for name in PAGES:
+        old = (root / name).read_text(encoding="utf-8")
+        new = written(old, root)
+        if new == old:
+            continue
+        if is_check:
+            sys.stderr.write(f"{name} differs from the results: python -m bench.doc_tables\n")
+            status = 1
+        else:
+            (root / name).write_text(new, encoding="utf-8")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,69 @@
+"""Tables of the documentation are those of the results that are kept."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from bench_made_up import merged, result_of
+
+from bench import doc_tables
+from bench.benchlib.machine import ROOT
+from bench.benchlib.record import Record, save
+from bench.suite import samples
+from bench.suite.peers import OURS
+
+
+def _messages(theirs: int) -> list[Record]:
+    how = {"language": "C", "wait": "spinning", "timed": samples.HALF}
+    return [
+        merged(samples.p2p_fields(who, peer, "shm", size, **how), [ns * size] * 10)
+        for size in (8, 64)
+        for who, peer, ns in ((OURS, OURS, 100), ("UCX put", "ucx", theirs))
+    ]
+
+
+def test_the_pages_of_this_tree_are_current() -> None:
+    assert doc_tables.main(["--check"]) == 0
+
+
+def test_a_table_has_a_row_for_each_who_and_a_column_for_each_size() -> None:
+    _, table = doc_tables.block(result_of(_messages(200)), []).split("\n\n")
+    assert table.splitlines() == [
+        "| p2p, shm, half a round trip | 8 B | 64 B |",
+        "| --- | --- | --- |",
+        "| rdmatensor, spinning | 800 ns (800-800) | 6.4 us (6.4-6.4) |",
+        "| UCX put | 1.6 us, 2.00 | 12.8 us, 2.00 |",
+    ]
+
+
+def test_a_reason_stands_below_a_table_with_bold_cells_whose_title_has_its_words() -> None:
+    reasons = doc_tables.reasons_in("# head\n- p2p; shm: because\n- tcp: other\n")
+    assert reasons == [(("p2p", "shm"), "because"), (("tcp",), "other")]
+    slower = doc_tables.block(result_of(_messages(90)), reasons)
+    assert "| UCX put | 720 ns, **0.90** |" in slower
+    assert slower.endswith("\n\nBold: because.")
+    assert "because" not in doc_tables.block(result_of(_messages(96)), reasons)
+
+
+def test_a_page_that_differs_is_found_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in (*doc_tables.PAGES, "bench/reasons.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    page = tmp_path / doc_tables.PAGES[0]
+    for other in doc_tables.PAGES[1:]:
+        (tmp_path / other).write_text("no table\n", encoding="utf-8")
+    page.write_text("a\n<!-- bench: full.json -->\n<!-- bench: end -->\nb\n", encoding="utf-8")
+    save(result_of(_messages(200)), tmp_path / "bench/results")
+    assert doc_tables.main(["--check"], tmp_path) == 1
+    assert "README.md differs" in capsys.readouterr().err
+    assert doc_tables.main([], tmp_path) == 0
+    assert "| UCX put | 1.6 us, 2.00 |" in page.read_text(encoding="utf-8")
+    assert doc_tables.main(["--check"], tmp_path) == 0
