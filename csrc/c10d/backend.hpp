@@ -27,7 +27,7 @@
 #include "c10d/rendezvous/rendezvous.hpp"
 #include "c10d/tensors.hpp"
 #include "c10d/works/work.hpp"
-#include "rdmatensor.h"
+#include "rdmatensor_ext.h"
 
 namespace rdmatensor
 {

@@ -12,7 +12,7 @@
 
 #include <vector>
 
-#include "rdmatensor.h"
+#include "rdmatensor_ext.h"
 
 namespace rdmatensor
 {

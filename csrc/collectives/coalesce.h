@@ -12,7 +12,7 @@
 
 #include <stdint.h>
 
-#include "rdmatensor.h"
+#include "rdmatensor_ext.h"
 
 struct rdti_coll;
 

@@ -178,6 +178,61 @@ RDT_API uint32_t rdt_group_stands(rdt_group *group, uint32_t src, const void *ds
 RDT_API uint32_t rdt_group_is_told(rdt_group *group, uint32_t dst, uint64_t tag,
                                    uint64_t len_bytes);
 
+/* ---- Collectives ------------------------------------------------------------------------ */
+
+/* As rdt_coll_start(), for ALLREDUCE, which in this start on this member reads and writes `memory`,
+ * of as many elements, in place of its tensors, which peers do not use meanwhile. RDT_EINVAL also
+ * for another operation. */
+RDT_API RDT_NODISCARD rdt_status rdt_coll_start_aside(rdt_persistent *persistent, void *memory,
+                                                      uint32_t flags, rdt_transfer **out,
+                                                      struct rdt_error *err);
+
+/* One of several small tensors in one collective; the fields are those of struct rdt_coll_args. */
+struct rdt_coll_part {
+    const void *send;
+    void *recv;
+    uint64_t count;
+};
+/* Maximum size of a part's `count` elements. Parts are copied twice, which up to this size costs no
+ * more than separate messages (docs/performance.md); send larger tensors separately, in place. */
+#define RDT_COLL_PART_MAX_BYTES 16384
+/*
+ * Start one collective that does for every part what rdt_coll_post() would, bit for bit:
+ * ALLREDUCE, ALLGATHER or REDUCE_SCATTER. It ignores count, send, recv and blocks of `args`.
+ * Members give the same counts in the same order; parts must not overlap. `parts` is copied; the
+ * bytes at send are read before the call returns, those at recv are written at the end. Errors as
+ * rdt_coll_post(); RDT_EINVAL also for another operation or a larger part.
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_coll_post_packed(rdt_group *group,
+                                                      const struct rdt_coll_args *args,
+                                                      const struct rdt_coll_part *parts,
+                                                      uint32_t part_count, rdt_transfer **out,
+                                                      struct rdt_error *err);
+
+/* Totals of a group's collectives on this rank; a group of one counts none. */
+struct rdt_coll_counters {
+    uint32_t struct_size;
+    uint32_t reserved;
+    uint64_t calls; /* started; a packed one counts once */
+    uint64_t packs; /* those of rdt_coll_post_packed() */
+    uint64_t packed_parts;
+    uint64_t writes; /* messages sent to members, or fills of the memory that all members read */
+};
+/* The caller sets out->struct_size; of a shorter struct only its fields are filled. Any thread. */
+RDT_API void rdt_group_coll_counters(const rdt_group *group, struct rdt_coll_counters *out);
+/*
+ * A JSON object that describes the group's collectives: "way" (shared memory, hosts, messages, or
+ * undecided before the first), "algorithm" (RDMATENSOR_ALGO), "ran" (the number carried out by each
+ * algorithm), the time of passes over 4 KiB and more on this rank ("summing_s", "copying_s"). With
+ * messages also the table of "costs", and the algorithm that each operation has "chosen" by it,
+ * with the block size in bytes from which it applies (of rank 0, if there is a root); for hosts
+ * "hosts", the host number of each member. `needed_out` gets the bytes without the final NUL;
+ * RDT_EINVAL with it set if cap is too small. Any thread.
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_group_coll_describe(const rdt_group *group, char *buf,
+                                                         size_t cap, size_t *needed_out,
+                                                         struct rdt_error *err);
+
 #ifdef __cplusplus
 }
 #endif
