@@ -252,7 +252,7 @@ def measure(settings: Settings, command: str, kept: Path | None = None) -> Resul
         programs.build()
     runs: list[Run] = []
     for topic in settings.topics:
-        has_verbs = VERBS in settings.transports
+        has_verbs = VERBS in settings.transports or topic == links.TOPIC
         present, missing = peers.choose(topic, settings.peers, has_verbs=has_verbs)
         absent: list[Record] = [
             {"topic": topic, "peer": one.peer.name, "missing": one.why, "get": one.peer.how_to_get}

@@ -38,7 +38,7 @@ _PATIENCE_S = 60.0
 
 
 def measure(
-    settings: Settings, _: Sequence[Peer], progress: rounds.Progress, seconds: float = 0.0
+    settings: Settings, peers: Sequence[Peer], progress: rounds.Progress, seconds: float = 0.0
 ) -> list[Record]:
     """Let all have their turns; return a record for each of them, path and size."""
     sizes = settings.sizes or (_QUICK_SIZES if settings.is_quick else _SIZES)
@@ -48,13 +48,15 @@ def measure(
             "UCX_NET_DEVICES": f"{os.environ['RIG_DEVICE']}:1",
             "UCX_IB_GID_INDEX": os.environ["RIG_GID_INDEX"],
         }
+    has_ucx = any(peer.name == "ucx" for peer in peers)
     turns: list[tuple[str, rounds.Turn]] = []
     for path in settings.transports:
         turns += [
             (f"{who}, {path}", functools.partial(_variant, who, path, sizes))
             for who in (VARIANT, OWN)
         ]
-        for who in _RIVALS if path == "shm" else (UCX, ACTIVE):
+        rivals = _RIVALS if path == "shm" else (UCX, ACTIVE)
+        for who in rivals if has_ucx else ():
             turns += [
                 (f"{who}, {path} {size_text(size)}", functools.partial(_ucx, who, path, size))
                 for size in sizes

@@ -204,7 +204,15 @@ def _grpc(both: _Both, kind: str, count: int) -> Turn:
     return turn
 
 
-def measure(settings: Settings, _: list[Peer], progress: rounds.Progress) -> list[Record]:
+_PEERS = {
+    OURS: OURS,
+    **dict.fromkeys(("ib_write_bw", "ib_send_bw -e"), verbs.PERFTEST),
+    **dict.fromkeys(("gRPC unary", "gRPC stream"), "grpc-cpp"),
+    "gloo": "gloo",
+}
+
+
+def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) -> list[Record]:
     """Let all have their turns on both hosts; return host 0's records, none on host 1."""
     from rdmatensor import FileStore, join
 
@@ -217,15 +225,16 @@ def measure(settings: Settings, _: list[Peer], progress: rounds.Progress) -> lis
         "RDMATENSOR_VERBS_TIMEOUT": rig.ACK_TIMEOUT,
         "GLOO_SOCKET_IFNAME": os.environ["RIG_IFNAMES"].split()[0],
     }
+    present = {peer.name for peer in peers}
     rig.shape(rate)
     with ExitStack() as stack:
-        if rig.rank() == 1:
+        if rig.rank() == 1 and "grpc-cpp" in present:
             words = [str(GRPC_PROGRAM), "serve", f"{os.environ['RIG_ADDR']}:{_GRPC_PORT}"]
             server = stack.enter_context(subprocess.Popen(words, stdout=subprocess.DEVNULL))
             stack.callback(server.kill)
         store = FileStore(common / "store")
         world = stack.enter_context(join(store, rig.rank(), size=2, timeout_s=_PATIENCE_S))
-        turns = _turns(world, common)
+        turns = _turns(world, common, present)
         for turn in turns.values():
             turn(_DEPTH)  # warm
         taking = [
@@ -238,7 +247,7 @@ def measure(settings: Settings, _: list[Peer], progress: rounds.Progress) -> lis
     return samples.merge(found) if rig.rank() == 0 else []
 
 
-def _turns(world: World, common: Path) -> dict[str, Callable[[int], Turn]]:
+def _turns(world: World, common: Path, present: set[str]) -> dict[str, Callable[[int], Turn]]:
     group = world.group("links")
     both, ours, gloo = _Both(group), _Ours(world, group), _Gloo()
 
@@ -247,7 +256,7 @@ def _turns(world: World, common: Path) -> dict[str, Callable[[int], Turn]]:
         ours.check()
         return turn
 
-    return {
+    turns: dict[str, Callable[[int], Turn]] = {
         OURS: our_turn,
         "ib_write_bw": _Perftest(both, common, "ib_write_bw").turn,
         "ib_send_bw -e": _Perftest(both, common, "ib_send_bw", "-e").turn,
@@ -255,6 +264,7 @@ def _turns(world: World, common: Path) -> dict[str, Callable[[int], Turn]]:
         "gRPC stream": functools.partial(_grpc, both, "take-all"),
         "gloo": lambda count: both.timed(lambda: gloo.move(count)),
     }
+    return {name: turn for name, turn in turns.items() if _PEERS[name] in {*present, OURS}}
 
 
 def _record(name: str, turn: Callable[[int], Turn], rate: str) -> list[Record]:
@@ -262,8 +272,8 @@ def _record(name: str, turn: Callable[[int], Turn], rate: str) -> list[Record]:
     fields: Record = {
         "topic": TOPIC,
         "contestant": name,
-        "peer": OURS if name == OURS else name,
-        "transport": "verbs" if name in (OURS, "ib_write_bw", "ib_send_bw -e") else "tcp",
+        "peer": _PEERS[name],
+        "transport": "verbs" if _PEERS[name] in (OURS, verbs.PERFTEST) else "tcp",
         "size": MIB,
         "timed": f"{_COUNT} MiB over a link of {rate}",
         "bit_per_s": bits_per_s(rate),

@@ -96,9 +96,9 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
     measured = [record for record in found if "failed" not in record]
     once = {text(record, "peer"): record for record in broken}
     curves = _curves(settings, present, progress) if settings.converge else []
-    beside = (
-        copies.measure(settings, (), progress, seconds / 4) if _has_rates(settings, present) else []
-    )
+    beside: list[Record] = []
+    if _has_rates(settings, present):
+        beside = copies.measure(settings, peers, progress, seconds / 4)
     steps = with_shares(merge(measured)) + list(once.values())
     return steps + failed + refused + curves + beside
 

@@ -139,7 +139,7 @@ PEERS = (
     Peer(
         "grpc-cpp",
         "gRPC C++ over loopback TCP: unary calls and a stream, a parameter server with streams",
-        ("p2p", "models"),
+        ("p2p", "models", "links"),
         _no_grpc_program,
         "bash bench/rivals/grpc/setup.sh",
     ),
@@ -177,14 +177,14 @@ PEERS = (
     Peer(
         "perftest",
         "perftest's ib_write_lat, ib_write_bw and others; over verbs only",
-        ("p2p", "collectives"),
+        ("p2p", "collectives", "links"),
         _no_command("ib_write_lat"),
         "apt-get install perftest",
     ),
     Peer(
         "gloo",
         "Gloo, torch.distributed's backend for CPUs",
-        ("collectives", "setup", "models", "busy", "hosts"),
+        ("collectives", "setup", "models", "busy", "hosts", "links"),
         _no_module("torch"),
         "pip install torch",
     ),

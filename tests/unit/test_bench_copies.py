@@ -67,7 +67,8 @@ def test_all_have_turns_where_there_is_time(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(copies, "run_pair", run_pair)
     monkeypatch.setattr(copies.programs, "run_ucx", run_ucx)
     settings = Settings(("models",), is_quick=True, transports=("shm",), rounds=2)
-    found = copies.measure(settings, (), rounds.Progress("models", io.StringIO()))
+    ucx = [peer for peer in peers.PEERS if peer.name == "ucx"]
+    found = copies.measure(settings, ucx, rounds.Progress("models", io.StringIO()))
     of = {(one["contestant"], one["size"]): samples.raw_of(one) for one in found}
     assert of[copies.VARIANT, MIB] == [1000, 2000, 1000, 2000]  # of one tensor
     assert of[copies.OWN, MIB] == [1500, 3000, 1500, 3000]
