@@ -87,7 +87,7 @@ accept_dtype(struct rdti_coll *coll, struct rdt_error *err)
 
     coll->elem_bytes = rdt_dtype_bytes(args->dtype);
     if (coll->elem_bytes == 0)
-        return rdti_error_set(err, RDT_EINVAL, 0, "%u is no dtype", args->dtype);
+        return rdti_error_set(err, RDT_EINVAL, 0, "%u is not a valid dtype", args->dtype);
     /* Half of the 64 bits, so that sums of an address and a size stay clear of the end. */
     if (__builtin_mul_overflow(args->count, coll->elem_bytes, &coll->block_bytes) ||
         __builtin_mul_overflow(coll->block_bytes, coll->size, &total_bytes) ||
@@ -106,7 +106,7 @@ accept_reduction(struct rdti_coll *coll, struct rdt_error *err)
     const uint32_t op = coll->args.reduce_op;
 
     if (op >= RDTI_REDUCE_OP_LIMIT || reductions[op] == NULL)
-        return rdti_error_set(err, RDT_EINVAL, 0, "%u is no reduction", op);
+        return rdti_error_set(err, RDT_EINVAL, 0, "%u is not a valid reduction", op);
     coll->reduce = table->reduce[dtype][op];
     if (coll->reduce == NULL)
         return rdti_error_set(err, RDT_EINVAL, 0, "%s is not defined for %s", reductions[op],
@@ -262,7 +262,7 @@ rdti_coll_accept(struct rdti_coll *coll, rdt_group *group, const struct rdt_coll
         return rdti_error_set(err, RDT_EINVAL, 0, "rdt_coll_args.struct_size is %u, want %zu",
                               args->struct_size, sizeof(*args));
     if (args->op < RDT_COLL_BROADCAST || args->op > RDT_COLL_BARRIER)
-        return rdti_error_set(err, RDT_EINVAL, 0, "%u is no collective", args->op);
+        return rdti_error_set(err, RDT_EINVAL, 0, "%u is not a valid collective", args->op);
     coll->group = group;
     coll->rank = rdt_group_rank(group);
     coll->size = rdt_group_size(group);

@@ -289,7 +289,7 @@ expected_bytes(const struct rdti_handshake *hs, size_t *out, bool *is_join_out,
     case WAIT_OPENING:
         opening = rdti_opening_parse(hs->in, &version, &total);
         if (opening == RDTI_OPENING_GARBAGE)
-            return rdti_error_set(err, RDT_EPROTO, 0, "%s sent something that is no handshake",
+            return rdti_error_set(err, RDT_EPROTO, 0, "%s sent something that is not a handshake",
                                   hs->place);
         *is_join_out = opening == RDTI_OPENING_JOIN;
         *out = total;

@@ -65,7 +65,7 @@ on_ring(struct rdti_mailbox *m, const uint8_t *body, struct rdt_error *err)
     if (status != RDT_OK)
         return broken(m, err, "offers a ring in bytes that are none");
     if (!m->has_asked_growth || m->has_next_ring || m->tx_units != RDTI_RING_SMALL_UNITS)
-        return broken(m, err, "offers a larger ring that nobody asked for");
+        return broken(m, err, "offers a larger ring that was not requested");
     if (memcmp(remote.owner, rdti_endpoint_uuid(m->ep), RDT_UUID_BYTES) != 0 ||
         remote.len_bytes < RDTI_RING_LARGE_BYTES)
         return broken(m, err, "offers a larger ring that is not its own or too small");
@@ -124,7 +124,7 @@ on_eager(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t 
     const uint64_t footprint = rdti_message_footprint(head->len_bytes);
 
     if ((uint64_t)(m->eager_received - m->delivered) + footprint > RDTI_UNEXPECTED_MAX_BYTES)
-        return broken(m, err, "sent more bytes that nobody receives than it may");
+        return broken(m, err, "sent more bytes that are not received than it may");
     m->eager_received += (uint32_t)footprint;
     return m->mailboxes->sink->on_arrival(m, head, is_inlined ? head->inlined : body, NULL, err);
 }
@@ -209,7 +209,7 @@ dispatch_sums(struct rdti_mailbox *m, const struct rdti_message *head, const uin
               uint64_t body_bytes, struct rdt_error *err)
 {
     if (!rdti_context_verifies(m->ctx))
-        return broken(m, err, "sent sums that nobody asked for");
+        return broken(m, err, "sent sums that were not requested");
     switch ((enum rdti_message_kind)head->kind) {
     case RDTI_MESSAGE_SUMS:
         return rdti_sums_on_message_sums(m, head, body, body_bytes, err);

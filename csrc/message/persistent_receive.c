@@ -529,7 +529,7 @@ rdti_stand_on_landed(struct rdti_mailbox *m, const struct rdti_message *head, st
         return RDT_OK;
     }
     return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(m->ep),
-                               "mailbox: rank %d says that it wrote where nothing was told",
+                               "mailbox: rank %d says that it wrote where no receive was announced",
                                (int)rdti_endpoint_rank(m->ep));
 }
 

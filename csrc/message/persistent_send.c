@@ -367,7 +367,7 @@ rdti_stand_on_place(struct rdti_mailbox *m, const struct rdti_message *head, con
         return rdti_stand_broken(m, err, "tells a place that is empty or not its own");
     if (stream->is_keyed && head->count < stream->place_count) {
         if (rdti_keyed_is_used(stream, head->count))
-            return rdti_stand_broken(m, err, "tells a place anew that waits for its message");
+            return rdti_stand_broken(m, err, "announces a place again that waits for its message");
         stream->places[head->count] = place;
         return RDT_OK;
     }

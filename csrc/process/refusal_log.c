@@ -13,7 +13,7 @@
 static const char *const what[RDTI_REFUSAL_COUNT] = {
     [RDTI_REFUSAL_CROWD] = "for others that want to connect",
     [RDTI_REFUSAL_USER] = "of other users of this host",
-    [RDTI_REFUSAL_GARBAGE] = "without a handshake of ours",
+    [RDTI_REFUSAL_GARBAGE] = "without an rdmatensor handshake",
     [RDTI_REFUSAL_VERSION] = "of another version",
     [RDTI_REFUSAL_AUTH] = "for their job or secret",
     [RDTI_REFUSAL_MISMATCH] = "that did not match",

@@ -141,7 +141,7 @@ def reach(
         except may_pass as error:
             if left_s <= 0:
                 raise TimeoutError(
-                    f"nobody listens at {host}:{port} within {timeout_s:.0f} s: {error}"
+                    f"no process listens at {host}:{port} within {timeout_s:.0f} s: {error}"
                 ) from error
             time.sleep(min(_PAUSE_S, left_s))
 

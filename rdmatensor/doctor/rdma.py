@@ -144,7 +144,7 @@ def _fault_of_device(entry: str, ports: list[Port]) -> str:
     """Return what is wrong with "mlx5_0" or "rxe1:1"; empty: nothing."""
     name, colon, number = entry.partition(":")
     if not name or (colon and _small(number, 1) is None):
-        return "is no device, nor device:port with a port from 1 to 255"
+        return "is not a device, nor device:port with a port from 1 to 255"
     found = [port.number for port in ports if port.device == name]
     return "" if found and (not colon or int(number) in found) else "is not there"
 
@@ -153,7 +153,7 @@ def _fault_of_gid_index(entry: str, ports: list[Port]) -> str:
     """Return what is wrong with "3" or "rxe0=1"; empty: nothing."""
     name, equals, index = entry.partition("=")
     if _small(index if equals else entry, 0) is None or entry.startswith("="):
-        return "is no index, nor device=index, from 0 to 255"
+        return "is not an index, nor device=index, from 0 to 255"
     return "" if not equals or any(port.device == name for port in ports) else "is not there"
 
 
@@ -260,7 +260,7 @@ def _wanted_gid(machine: Machine, device: str) -> str | None:
 def _judge_gid(port: Port, chosen: gids.Gid) -> Iterator[Finding]:
     subject, best = f"gid {port.name}", port.gids[0]
     others = [str(gid) for gid in port.gids if gid is not chosen]
-    text = f"{chosen}" + (f"; behind it {'; '.join(others)}" if others else "")
+    text = f"{chosen}" + (f"; then {'; '.join(others)}" if others else "")
     if chosen.score + gids.SCORE_BOUND < best.score:
         yield slower(
             subject,

@@ -78,7 +78,7 @@ def test_a_put_that_is_no_tensor_is_refused_as_by_write(pair: Pair) -> None:
     with (
         pair.right.slot("s", 4, src=pair.to_left),
         pair.to_right.slot("s", 4, "float32") as sender,
-        pytest.raises(InvalidArgument, match="list is no tensor"),
+        pytest.raises(InvalidArgument, match="list is not a tensor"),
     ):
         sender.put([1.0])  # type: ignore[arg-type]
 

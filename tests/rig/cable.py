@@ -288,7 +288,7 @@ def bare() -> None:
         return
     device = os.environ["RIG_DEVICE"]
     subprocess.run(["rdma", "link", "delete", device], check=True, timeout=WAIT_S)
-    work_without_verbs("no RDMA port can be used: there is no device")
+    work_without_verbs("no RDMA port can be used: no device was found")
 
 
 def work_without_verbs(why: str = "") -> None:

@@ -133,7 +133,7 @@ def test_the_project_s_own_programs_have_names_too() -> None:
     own = {"RDMATENSOR_DEMO_RUN": "x", "RDMATENSOR_TEST_MEETINGS": "x"}
     assert from_environment(own) == Settings()
     for near in ("RDMATENSOR_TEST_Y", "RDMATENSOR_DEMO_RUNS", "RDMATENSOR_BENCH_"):
-        with pytest.raises(InvalidArgument, match=f"{near} is no setting"):
+        with pytest.raises(InvalidArgument, match=f"{near} is not a setting"):
             from_environment({near: "1"})
 
 

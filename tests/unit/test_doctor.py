@@ -329,7 +329,7 @@ def test_gids_are_ranked_and_holes_passed_over(root: Path) -> None:
     table = gids.table(Machine(root), PORT)
     assert [gid.index for gid in table] == [3, 1, 2]
     text = examined(root)["gid mlx5_0:1"].text
-    assert text.startswith("3: RoCE v2, IPv4 10.0.0.1 of eth0; behind it 1: RoCE v2, link-local")
+    assert text.startswith("3: RoCE v2, IPv4 10.0.0.1 of eth0; then 1: RoCE v2, link-local")
 
 
 def test_scores_are_those_of_the_library() -> None:

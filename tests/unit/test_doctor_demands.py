@@ -53,7 +53,7 @@ def test_a_table_of_costs_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("RDMATENSOR_COST_TABLE", str(tmp_path / "costs"))
     native = {"RDMATENSOR_COST_TABLE": str(tmp_path / "costs")}
     found = tried(Settings(loopback=True), **native)["collectives"]
-    assert (found.level, "line 1 is no name" in found.text) == ("broken", True), found
+    assert (found.level, "line 1 is not a name" in found.text) == ("broken", True), found
     assert found.fix == "change or unset RDMATENSOR_COST_TABLE"
     assert tried(Settings(), RDMATENSOR_COST_TABLE=str(tmp_path / "absent")) == {}
 

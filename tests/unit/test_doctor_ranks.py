@@ -142,7 +142,7 @@ def test_words_on_the_command_line_win_over_the_launcher(
     [
         ("MASTER_PORT", "x", "invalid literal"),
         ("RANK", "2", "are no job's"),
-        ("MASTER_ADDR", "no.such.host.invalid", "nobody listens at no.such.host.invalid"),
+        ("MASTER_ADDR", "no.such.host.invalid", "no process listens at no.such.host.invalid"),
     ],
 )
 def test_a_place_that_cannot_be_met_at_is_told(

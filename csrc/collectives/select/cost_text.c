@@ -133,7 +133,7 @@ rdti_costs_load(const char *path, struct rdti_costs *out, bool *is_there_out, st
         number++;
         if (!read_line(line, &costs, &seen))
             status = rdti_error_set(err, RDT_EINVAL, 0,
-                                    "RDMATENSOR_COST_TABLE=%.200s: line %u is no name and "
+                                    "RDMATENSOR_COST_TABLE=%.200s: line %u is not a name and "
                                     "value of a table of costs, or comes twice",
                                     path, number);
     }

@@ -86,7 +86,7 @@ tell_flushed(struct rdti_verbs_lane *lane)
     (void)pthread_mutex_lock(&lane->lock);
     const size_t used = strlen(lane->error.message);
     (void)snprintf(lane->error.message + used, sizeof(lane->error.message) - used,
-                   "; %u requests behind it were flushed", lane->flushed);
+                   "; %u requests after it were flushed", lane->flushed);
     (void)pthread_mutex_unlock(&lane->lock);
     /* Logged, too: the error of a lane that moves to tcp is not reported. */
     rdti_log(RDT_LOG_DEBUG, "verbs lane to rank %d: %u requests were flushed", lane->args.peer_rank,

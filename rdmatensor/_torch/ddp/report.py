@@ -20,7 +20,7 @@ from rdmatensor.torch import MIN_BYTES, has_allocator, is_in_arena, requests
 
 _OFF = "RDMATENSOR_ADOPT=0"
 _TAKEN = "another library has taken over torch's allocator of CPU memory"
-_IGNORED = "DistributedDataParallel was told to ignore the parameter: its gradient is not sent"
+_IGNORED = "DistributedDataParallel ignores the parameter: its gradient is not sent"
 _SPARSE = "sparse: its memory has another size each time"
 _SHARED = "shared with other processes, whose memory it is too"
 _COPIED = (

@@ -406,11 +406,11 @@ TEST(arguments_that_make_no_sense_are_refused_by_name)
                                   .recv = recv};
     REFUSED("struct_size", args.struct_size = 8);
     REFUSED("flags", args.flags = 2);
-    REFUSED("10 is no collective", args.op = 10);
-    REFUSED("0 is no collective", args.op = 0);
-    REFUSED("99 is no dtype", args.dtype = 99);
-    REFUSED("0 is no dtype", args.dtype = 0);
-    REFUSED("9 is no reduction", args.reduce_op = 9);
+    REFUSED("10 is not a valid collective", args.op = 10);
+    REFUSED("0 is not a valid collective", args.op = 0);
+    REFUSED("99 is not a valid dtype", args.dtype = 99);
+    REFUSED("0 is not a valid dtype", args.dtype = 0);
+    REFUSED("9 is not a valid reduction", args.reduce_op = 9);
     REFUSED("avg is not defined for bool", args.dtype = RDT_BOOL; args.reduce_op = RDT_AVG);
     REFUSED("bor is not defined for float32", args.dtype = RDT_F32; args.reduce_op = RDT_BOR);
     REFUSED("max is not defined for complex64", args.dtype = RDT_C64; args.reduce_op = RDT_MAX);

@@ -33,10 +33,10 @@ TEST(lies_about_lengths_and_members)
     REFUSED(&head, NULL, 0, "unknown kind");
     for (uint8_t kind = RDTI_MESSAGE_SUMS; kind <= RDTI_MESSAGE_SUMS_READ; kind++) {
         head = plain(&prey, kind);
-        REFUSED(&head, NULL, 0, "sums that nobody asked for");
+        REFUSED(&head, NULL, 0, "sums that were not requested");
         head.count = UINT64_MAX / 4;
         REFUSED(&head, NULL, 0,
-                kind == RDTI_MESSAGE_SUMS_GET ? "sums that nobody asked for" : "leaves the ring");
+                kind == RDTI_MESSAGE_SUMS_GET ? "sums that were not requested" : "leaves the ring");
     }
     prey_free(&prey);
 }
@@ -73,7 +73,7 @@ TEST(floods)
     for (uint32_t i = 0; i < 2 * RDTI_UNEXPECTED_MAX_BYTES / sizeof(body) && status == RDT_OK; i++)
         status = feed(&prey, &head, body, sizeof(body), &err);
     CHECK_STATUS(status, RDT_EPROTO);
-    CHECK_STR_CONTAINS(err.message, "nobody receives");
+    CHECK_STR_CONTAINS(err.message, "are not received");
     prey.m->offer_count = RDTI_OFFERS_MAX;
     const struct rdti_rts rts = {0};
     rdti_rts_encode(&rts, body);
@@ -102,7 +102,7 @@ TEST(rings_that_nobody_asked_for)
     REFUSED(&head, body, sizeof(body), "in bytes that are none");
     memcpy(region.owner, rdti_endpoint_uuid(prey.m->ep), RDT_UUID_BYTES);
     rdt_remote_region_encode(&region, body);
-    REFUSED(&head, body, sizeof(body), "nobody asked for");
+    REFUSED(&head, body, sizeof(body), "was not requested");
     prey.m->has_asked_growth = true;
     region.len_bytes = RDTI_RING_LARGE_BYTES - 1;
     rdt_remote_region_encode(&region, body);
@@ -292,7 +292,7 @@ TEST(messages_that_landed_nowhere)
     head = plain(&prey, RDTI_MESSAGE_LANDED);
     head.id = 1;
     head.len_bytes = LARGE_BYTES;
-    REFUSED(&head, NULL, 0, "where nothing was told");
+    REFUSED(&head, NULL, 0, "where no receive was announced");
     head = plain(&prey, RDTI_MESSAGE_STOOD);
     head.count = 1;
     head.id = 9;
@@ -303,22 +303,22 @@ TEST(messages_that_landed_nowhere)
     head = plain(&prey, RDTI_MESSAGE_LANDED);
     head.id = 1;
     head.len_bytes = LARGE_BYTES - 1;
-    REFUSED(&head, NULL, 0, "where nothing was told");
+    REFUSED(&head, NULL, 0, "where no receive was announced");
     head.len_bytes = LARGE_BYTES;
     head.count = 2;
-    REFUSED(&head, NULL, 0, "where nothing was told");
+    REFUSED(&head, NULL, 0, "where no receive was announced");
     head.count = 1;
     CHECK_STATUS(rdt_transfer_test(recv[1], NULL), RDT_EAGAIN);
     IGNORED(&head, NULL, 0);
     CHECK_OK(rdt_transfer_test(recv[1], &err), &err);
-    REFUSED(&head, NULL, 0, "where nothing was told");
+    REFUSED(&head, NULL, 0, "where no receive was announced");
     head = plain(&prey, RDTI_MESSAGE_STOOD);
     head.id = 1;
     IGNORED(&head, NULL, 0);
     head = plain(&prey, RDTI_MESSAGE_LANDED);
     head.id = 1;
     head.len_bytes = LARGE_BYTES;
-    REFUSED(&head, NULL, 0, "where nothing was told");
+    REFUSED(&head, NULL, 0, "where no receive was announced");
     CHECK_STATUS(rdt_transfer_test(recv[0], NULL), RDT_EAGAIN);
     prey_free_and(&prey, recv, 2, region);
 }
@@ -402,22 +402,22 @@ TEST(messages_under_tags_that_landed_nowhere)
     head.id = 1;
     head.count = RDT_TAG_ONCE;
     head.len_bytes = LARGE_BYTES;
-    REFUSED(&head, NULL, 0, "rank 1 says that it wrote where nothing was told");
+    REFUSED(&head, NULL, 0, "rank 1 says that it wrote where no receive was announced");
     struct rdti_message stood = plain(&prey, RDTI_MESSAGE_STOOD);
     stood.count = 1;
     stood.id = 1;
     IGNORED(&stood, NULL, 0);
     head.len_bytes--;
-    REFUSED(&head, NULL, 0, "rank 1 says that it wrote where nothing was told");
+    REFUSED(&head, NULL, 0, "rank 1 says that it wrote where no receive was announced");
     head.len_bytes++;
     head.count = RDT_TAG_ONCE + 2;
-    REFUSED(&head, NULL, 0, "rank 1 says that it wrote where nothing was told");
+    REFUSED(&head, NULL, 0, "rank 1 says that it wrote where no receive was announced");
     head.count = 0;
-    REFUSED(&head, NULL, 0, "rank 1 says that it wrote where nothing was told");
+    REFUSED(&head, NULL, 0, "rank 1 says that it wrote where no receive was announced");
     head.count = RDT_TAG_ONCE + 1;
     IGNORED(&head, NULL, 0);
     CHECK_OK(rdt_transfer_test(recv[1], &err), &err);
-    REFUSED(&head, NULL, 0, "rank 1 says that it wrote where nothing was told");
+    REFUSED(&head, NULL, 0, "rank 1 says that it wrote where no receive was announced");
     CHECK_STATUS(rdt_transfer_test(recv[0], NULL), RDT_EAGAIN);
     prey_free_and(&prey, recv, 2, region);
 }

@@ -20,7 +20,7 @@ TEST(a_machine_that_cannot_says_why)
     config = sim_default();
     config.device_count = 0;
     CHECK_INT_EQ(verbs_try_open(&config, &err), RDT_ENOTVIABLE);
-    CHECK_STR_CONTAINS(err.message, "there is no device");
+    CHECK_STR_CONTAINS(err.message, "no device was found");
     config = sim_default();
     config.devices[0].is_refused = true;
     CHECK_INT_EQ(verbs_try_open(&config, &err), RDT_ENOTVIABLE);
@@ -152,7 +152,7 @@ check_break(enum ibv_wc_status wc_status, rdt_status want, const char *part)
     CHECK_STR_CONTAINS(p.ab.error.message, "verbs lane to rank 1: a write on sim0 port 1, QP 0x");
     CHECK_STR_CONTAINS(p.ab.error.message, "::ffff:10.0.0.1 to ::ffff:10.0.0.1");
     CHECK_STR_CONTAINS(p.ab.error.message, part);
-    (void)snprintf(flushed, sizeof(flushed), "; %u requests behind it were flushed", failed - 1);
+    (void)snprintf(flushed, sizeof(flushed), "; %u requests after it were flushed", failed - 1);
     CHECK_STR_CONTAINS(p.ab.error.message, flushed);
     fake_write(&ops[0], "12345678", 8, &region->remote, 0, 1);
     CHECK_INT_EQ(fake_start(&p.ab, &ops[0], &err), want);

@@ -417,7 +417,7 @@ rdti_verbs_open_nics(struct rdti_verbs *verbs, struct rdt_error *err)
     if (status != RDT_OK || verbs->nic_count > 0)
         return status;
     return rdti_error_set(err, RDT_ENOTVIABLE, 0, "no RDMA port can be used: %s",
-                          verbs->skipped[0] != '\0' ? verbs->skipped : "there is no device");
+                          verbs->skipped[0] != '\0' ? verbs->skipped : "no device was found");
 }
 
 void

@@ -102,7 +102,7 @@ check_devices(const char *list, struct rdt_error *err)
         rdti_text_copy(name, sizeof(name), entry);
         if (split_device(name) < 0 || name[0] == '\0')
             return rdti_error_set(err, RDT_ENOTVIABLE, 0,
-                                  "RDMATENSOR_VERBS_DEVICES=%.80s: \"%.40s\" is no device, nor "
+                                  "RDMATENSOR_VERBS_DEVICES=%.80s: \"%.40s\" is not a device, nor "
                                   "device:port with a port from 1 to 255",
                                   list, entry);
     }
@@ -120,7 +120,7 @@ check_gid_indices(const char *list, struct rdt_error *err)
         rdti_text_copy(name, sizeof(name), entry);
         if (split_gid_index(name) < 0 || entry[0] == '=')
             return rdti_error_set(err, RDT_ENOTVIABLE, 0,
-                                  "RDMATENSOR_VERBS_GID_INDEX=%.80s: \"%.40s\" is no index, nor "
+                                  "RDMATENSOR_VERBS_GID_INDEX=%.80s: \"%.40s\" is not an index, nor "
                                   "device=index, from 0 to 255",
                                   list, entry);
     }
