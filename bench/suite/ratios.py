@@ -17,8 +17,8 @@ all_reduce of 64 KiB over shm is 36 times as fast as Gloo's on a new one, 14 to 
 EPYC 7001; over tcp one of 1 MiB is 1.6 to 2.5 times as fast, least on Intel's.
 
 Under burners (bench/workers/busy.py) ranks that wait for a core make a loop slow and another one
-fast, so the median of the loops' means counts there, not the fastest. rdmatensor may take up to 1.3
-times as long as Gloo: what else runs on a CI machine adds to the burners.
+fast, so the median of the loops' means counts there, not the fastest. Half of what is known is
+asked, but never less than 0.9: what else runs on a CI machine adds to the burners.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from bench.suite.layout import layout
 from bench.suite.settings import KIB, MIB
 
 TRIES = 4
-_BUSY_KNOWN, _BUSY_LEAST = 1.0, 0.77  # never slower is wanted; 0.77 is 1 / 1.3
+_BUSY_LEAST = 0.9  # never slower is wanted
 Measure = Callable[[], list[Record]]
 
 
@@ -180,22 +180,29 @@ FIGURES = (
 )
 
 
-def _beside_burners(name: str, measure: Measure) -> Figure:
-    return Figure(name, measure, _is("rdmatensor"), _is("gloo"), _BUSY_KNOWN, _BUSY_LEAST)
+def _beside_burners(name: str, measure: Measure, known: float) -> Figure:
+    least = max(known / 2, _BUSY_LEAST)
+    return Figure(name, measure, _is("rdmatensor"), _is("gloo"), known, least)
 
 
 BUSY_FIGURES = (
-    _beside_burners("all_reduce of 1 MiB over shm, 2 spin", _busy("shm", "all_reduce", "spin:2")),
-    _beside_burners("all_reduce of 1 MiB over shm, 2 nap", _busy("shm", "all_reduce", "nap:2")),
+    _beside_burners(
+        "all_reduce of 1 MiB over shm, 2 spin", _busy("shm", "all_reduce", "spin:2"), 1.9
+    ),
+    _beside_burners(
+        "all_reduce of 1 MiB over shm, 2 nap", _busy("shm", "all_reduce", "nap:2"), 5.3
+    ),
     _beside_burners(
         "all_reduce of 64 KiB over shm, 2 matmul",
         _busy("shm", "all_reduce", "matmul:2", 64 * KIB),
+        10.4,
     ),
     _beside_burners(
         "all_gather of 64 KiB over tcp, 2 ms between, 2 spin",
         _busy("tcp", "all_gather", "spin:2", 64 * KIB, 2),
+        1.2,
     ),
-    _beside_burners("a DDP step over shm, 2 spin", _busy("shm", busy.DDP, "spin:2")),
+    _beside_burners("a DDP step over shm, 2 spin", _busy("shm", busy.DDP, "spin:2"), 1.8),
 )
 
 
