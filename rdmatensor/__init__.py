@@ -94,6 +94,7 @@ _MODULES = {
     "transfer": ("Reception", "Transfer"),
     "types": ("Counters",),
 }
+_MODULES_BY_NAME = ("distributed", "errors", "metrics", "plan", "symmetric", "torch", "trace")
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = sorted((*_HOMES, "__version__"))  # noqa: PLE0605 - the names are strings, of _MODULES
@@ -105,8 +106,7 @@ def __getattr__(name: str) -> object:
         from rdmatensor._build_stamp import VERSION
 
         return VERSION
-    # rdmatensor.torch.empty() needs no separate import.
-    if name in ("distributed", "metrics", "torch", "trace"):
+    if name in _MODULES_BY_NAME:  # rdmatensor.plan.apply() needs no separate import
         return importlib.import_module(f"rdmatensor.{name}")
     home = _HOMES.get(name)
     if home is None:

@@ -358,7 +358,9 @@ def _unknown(name: str, known: list[str]) -> InvalidArgument:
     words = [full_name.removeprefix(PREFIX) for full_name in known]
     near = difflib.get_close_matches(name.removeprefix(PREFIX), words, n=1, cutoff=0.6)
     hint = f"did you mean {PREFIX}{near[0]}?" if near else f"known are {', '.join(known)}"
-    return InvalidArgument("RDT_EINVAL", "settings", f"{name} is not a setting of rdmatensor; {hint}")
+    return InvalidArgument(
+        "RDT_EINVAL", "settings", f"{name} is not a setting of rdmatensor; {hint}"
+    )
 
 
 def _take_secret(fields: dict[str, object]) -> None:

@@ -173,8 +173,8 @@ def _why_refused(tensor: object, error: Exception, *, writable: bool) -> str:
 
 def _no_tensor(thing: object) -> str:
     return (
-        f"{type(thing).__name__} is not a tensor: numpy arrays, objects with the buffer protocol and "
-        "CPU torch tensors are"
+        f"{type(thing).__name__} is not a tensor: numpy arrays, objects with the buffer "
+        "protocol and CPU torch tensors are"
     )
 
 

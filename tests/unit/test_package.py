@@ -100,6 +100,11 @@ def test_the_doctor_starts_fast() -> None:
     assert min(seconds) < 0.3
 
 
+@pytest.mark.parametrize("name", ["distributed", "errors", "metrics", "plan", "symmetric", "torch"])
+def test_modules_need_no_separate_import(name: str) -> None:
+    assert _run(f"import rdmatensor; print(rdmatensor.{name}.__name__)") == f"rdmatensor.{name}"
+
+
 def test_the_doctor_needs_no_torch_to_start() -> None:
     code = "import rdmatensor.cli, rdmatensor.doctor, sys; print('torch' in sys.modules)"
     assert _run(code).split() == ["False"]
