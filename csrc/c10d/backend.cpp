@@ -497,13 +497,14 @@ WorkPtr
 Backend::start(Operation operation, const std::vector<Call> &calls)
 {
     refuse_forked_child(operation.title);
-    if (CallbacksOf::are_run(number_))
+    if (CallbacksOf::are_run(number_)) {
         TORCH_WARN_ONCE(operation.title,
                         " was called in a callback of a Future of the same group. "
                         "Ranks run callbacks at different times: if another thread calls "
                         "collectives of this group meanwhile, as DDP does with several buckets, "
                         "their order differs between ranks, and results can be wrong. Call it in a "
                         "second group, or wait in the hook itself.");
+    }
     record(operation, calls);
     if (!operation.is_async && calls.size() == 1 && !at::hasCallbacks()) {
         rdt_transfer *const transfer = run_at_once(operation, calls[0]);

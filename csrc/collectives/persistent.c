@@ -238,7 +238,10 @@ persistent_prepare(struct rdt_persistent *p)
     coll->algorithm = rdti_coll_choose(coll);
     if (coll->algorithm->rest == NULL)
         return VOTE_STAGES;
-    if (coll->algorithm->prepare(coll, &why) != RDT_OK)
+    const rdt_status status = coll->algorithm->prepare(coll, &why);
+    if (status == RDT_EBUSY) /* each start takes temporary memory that the team keeps */
+        return VOTE_STAGES;
+    if (status != RDT_OK)
         return VOTE_FAILED;
     p->is_reused = true;
     if (!coll->algorithm->is_on_boards || persistent_land(p, &why) != RDT_OK)

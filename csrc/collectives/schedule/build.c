@@ -38,21 +38,38 @@ kept_temp(struct rdti_coll *coll, uint64_t len_bytes)
     return s->kept[s->temp_count] == NULL ? NULL : rdti_temp_addr(s->kept[s->temp_count++]);
 }
 
-/* Memory of a persistent collective's own, so that its place never changes. NULL as above; messages
- * of such a size are sent eagerly, and need no place. */
+/* Memory of a persistent collective's own, so that its place never changes. NULL: it needs none, as
+ * messages of this size are sent eagerly; or the schedule fails with RDT_EBUSY, as all such memory
+ * has a limit. */
 static void *
 owned_temp(struct rdti_coll *coll, uint64_t len_bytes)
 {
     struct rdti_schedule *s = &coll->schedule;
+    rdt_region *region = NULL;
 
-    if (len_bytes <= RDTI_TEMPS_MIN_BYTES || s->temp_count == RDTI_TEMP_LIMIT)
+    if (coll->team == NULL || len_bytes <= RDTI_TEMPS_MIN_BYTES || s->temp_count == RDTI_TEMP_LIMIT)
         return NULL;
-    if (rdt_region_alloc(rdt_group_context(coll->group), len_bytes, 0, &s->owned[s->temp_count],
-                         NULL) != RDT_OK) {
-        s->owned[s->temp_count] = NULL;
+    /* relaxed: a mere number */
+    const uint64_t before =
+        atomic_fetch_add_explicit(&coll->team->owned_bytes, len_bytes, memory_order_relaxed);
+    if (before + len_bytes > RDTI_TEMPS_OWN_BYTES ||
+        rdt_region_alloc(rdt_group_context(coll->group), len_bytes, 0, &region, NULL) != RDT_OK) {
+        (void)atomic_fetch_sub_explicit(&coll->team->owned_bytes, len_bytes, memory_order_relaxed);
+        s->status = RDT_EBUSY;
         return NULL;
     }
-    return rdt_region_addr(s->owned[s->temp_count++]);
+    s->owned[s->temp_count++] = region;
+    return rdt_region_addr(region);
+}
+
+static void
+free_owned(struct rdti_coll *coll, rdt_region *region)
+{
+    if (region == NULL)
+        return;
+    (void)atomic_fetch_sub_explicit(&coll->team->owned_bytes, rdt_region_len_bytes(region),
+                                    memory_order_relaxed);
+    rdt_region_free(region, NULL, NULL);
 }
 
 void *
@@ -65,7 +82,7 @@ rdti_schedule_temp(struct rdti_coll *coll, uint64_t len_bytes)
         return NULL;
     temp = coll->is_start && !coll->is_fresh ? owned_temp(coll, len_bytes)
                                              : kept_temp(coll, len_bytes);
-    if (temp != NULL)
+    if (temp != NULL || s->status != RDT_OK)
         return temp;
     /* The size is bounded by a buffer that the caller has, so rounding up cannot overflow. */
     const uint64_t rounded = (len_bytes / TEMP_ALIGNMENT + 1) * TEMP_ALIGNMENT;
@@ -387,7 +404,7 @@ rdti_schedule_release(struct rdti_coll *coll)
     for (uint32_t i = 0; i < s->temp_count; i++) {
         if (s->kept[i] != NULL)
             rdti_temps_give(s->kept[i]);
-        rdt_region_free(s->owned[i], NULL, NULL);
+        free_owned(coll, s->owned[i]);
         free(s->temps[i]);
     }
     free(s->ordinals);

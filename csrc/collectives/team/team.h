@@ -154,6 +154,7 @@ struct rdti_team {
     struct rdti_team *local;        /* of this host, likewise; else NULL */
     struct rdti_temps temps;        /* for sums */
     struct rdti_temps landings;     /* for the user's data: see scratch.h */
+    atomic_ullong owned_bytes;      /* such memory that persistent collectives have */
     _Atomic(struct rdti_coll *) founder;
     atomic_uint verdict;
     atomic_ullong next_ticket;

@@ -4,6 +4,7 @@
  * values each time, by every algorithm, from private memory and from regions; and what is refused.
  */
 #include "collectives/fake_group.h"
+#include "collectives/team/team.h"
 
 enum { STARTS = 4, PERSISTENTS = 3 };
 
@@ -66,11 +67,21 @@ memory(struct side *side, unsigned which, uint64_t count)
 }
 
 static void
+side_init(struct side *side)
+{
+    rdt_transfer *exchange = NULL;
+    struct rdt_error err = {0};
+
+    CHECK_OK(rdt_coll_init(side->group, &side->args, &side->persistent, &exchange, &err), &err);
+    CHECK_OK(fake_wait(side->group, exchange, &err), &err);
+    CHECK_OK(rdt_coll_bind(side->persistent, &exchange, &err), &err);
+    CHECK_OK(fake_wait(side->group, exchange, &err), &err);
+}
+
+static void
 side_open(struct side *side, rdt_group *group, uint32_t op, uint64_t count)
 {
     const uint64_t all = count * world.size;
-    rdt_transfer *exchange = NULL;
-    struct rdt_error err = {0};
 
     *side = (struct side){.group = group};
     side->send = memory(side, 0, all);
@@ -83,10 +94,7 @@ side_open(struct side *side, rdt_group *group, uint32_t op, uint64_t count)
                                         .count = count,
                                         .send = op == RDT_COLL_ALLREDUCE ? side->recv : side->send,
                                         .recv = side->recv};
-    CHECK_OK(rdt_coll_init(group, &side->args, &side->persistent, &exchange, &err), &err);
-    CHECK_OK(fake_wait(group, exchange, &err), &err);
-    CHECK_OK(rdt_coll_bind(side->persistent, &exchange, &err), &err);
-    CHECK_OK(fake_wait(group, exchange, &err), &err);
+    side_init(side);
 }
 
 static void
@@ -261,6 +269,33 @@ start_aside(rdt_group *group)
     }
 }
 
+/* More of them than there may be temporary memory of their own for: the later ones share it. */
+static void *
+run_many(void *arg)
+{
+    enum { MANY = 20, MANY_COUNT = 1 << 20 };
+    rdt_group *group = arg;
+    struct side sides[MANY];
+
+    side_open(&sides[0], group, RDT_COLL_ALLREDUCE, MANY_COUNT);
+    for (unsigned i = 1; i < MANY; i++) {
+        sides[i] = sides[0];
+        side_init(&sides[i]);
+    }
+    for (unsigned i = 0; i < MANY; i++) {
+        put(&sides[i], i);
+        finish(&sides[i], start(&sides[i], 0));
+        check(&sides[i], i);
+    }
+    CHECK(((struct rdti_team *)group->attached)->owned_bytes <= RDTI_TEMPS_OWN_BYTES);
+    CHECK(((struct rdti_team *)group->attached)->owned_bytes > RDTI_TEMPS_OWN_BYTES / 2);
+    for (unsigned i = 1; i < MANY; i++)
+        rdt_coll_free(sides[i].persistent);
+    side_close(&sides[0]);
+    CHECK_UINT_EQ(((struct rdti_team *)group->attached)->owned_bytes, 0);
+    return NULL;
+}
+
 static void
 expect(rdt_status status, rdt_status wanted_status, const struct rdt_error *err, const char *words)
 {
@@ -347,9 +382,9 @@ run_swapped(void *arg)
 }
 
 static void
-run_once(uint32_t size, void *(*rank_main)(void *group))
+run_once(uint32_t size, const char *algorithm, void *(*rank_main)(void *group))
 {
-    fake_force("auto");
+    fake_force(algorithm);
     fake_world_init(&world, size, size);
     fake_world_run(&world, rank_main);
     fake_world_fini(&world);
@@ -390,7 +425,8 @@ main(void)
     is_on_hosts = true;
     run_all(4, "auto");
     is_on_hosts = false;
-    run_once(3, run_refused);
-    run_once(2, run_swapped);
+    run_once(3, "auto", run_refused);
+    run_once(2, "auto", run_swapped);
+    run_once(2, "ring", run_many);
     return 0;
 }

@@ -110,6 +110,12 @@ rdt_region_alloc(rdt_context *ctx, uint64_t len_bytes, uint32_t flags, rdt_regio
     return RDT_OK;
 }
 
+uint64_t
+rdt_region_len_bytes(const rdt_region *region)
+{
+    return region->len_bytes;
+}
+
 void *
 rdt_region_addr(const rdt_region *region)
 {
