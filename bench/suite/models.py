@@ -76,11 +76,11 @@ def names_of(settings: Settings) -> tuple[str, ...]:
 
 def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) -> list[Record]:
     """Let all have their turns; return a record for each model, contestant and path."""
+    present = {peer.name for peer in peers}
     if rig.hosts() == 2:
         from bench.suite import rig_models
 
-        return rig_models.measure(settings, progress)
-    present = {peer.name for peer in peers}
+        return rig_models.measure(settings, present, progress)
     refused = refusals(settings, present)
     present -= {text(record, "peer") for record in refused}
     with tempfile.TemporaryDirectory(prefix="rdt-bench-models-") as kept:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 RATE = "8mbit"
 _PLAN_LIMIT_S = 900.0  # of one emulated core
 _FIRST_PORT, _MEETING_PORT = 18700, 18699
-TURNS = ("planned", "adopted", "copied", "variant", "gloo", "grpc_cpp", "floor", "planned_floor")
 DIVISORS = {"alexnet": 16, "vgg16": 32, "lstm": 8, "gru": 8, "fcn5": 32, "inception_v3": 16}
 # Of a rank, by the divisor: an emulated core does some 20 million additions and products a second.
 BATCHES = {
@@ -84,8 +83,11 @@ def job_of(name: str, plans: Path, folder: Path) -> Job:
     )
 
 
-def measure(settings: Settings, progress: rounds.Progress) -> list[Record]:
-    """Train each model in turn on both hosts; return host 0's records, none on host 1."""
+def measure(settings: Settings, present: set[str], progress: rounds.Progress) -> list[Record]:
+    """Train each model in turn on both hosts; return host 0's records, none on host 1.
+
+    present: the peers that are there.
+    """
     folder = rig.common_folder(_MEETING_PORT)
     os.environ |= {
         "RDMATENSOR_TRANSPORT": "verbs",
@@ -95,12 +97,17 @@ def measure(settings: Settings, progress: rounds.Progress) -> list[Record]:
     }
     rig.shape(settings.link_rate or RATE)
     ports = itertools.count(_FIRST_PORT)
+    contestants = [
+        who
+        for who, _ in models.worker_turns(("verbs",), present)
+        if who != "grpc"  # the server in Python
+    ]
     records: list[Record] = []
     for name in settings.models or ("fcn5",):
         prepare(name)
         first = job_of(name, settings.plans or folder, folder)
         _await_plan(first, folder)
-        turns = [(who, functools.partial(_turn, first, who, ports)) for who in TURNS]
+        turns = [(who, functools.partial(_turn, first, who, ports)) for who in contestants]
         # All rounds: both hosts have to agree on their number, so that no clock may decide.
         found, failed = rounds.take(turns, settings.rounds or 3, float("inf"), progress)
         if failed:
