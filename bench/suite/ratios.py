@@ -5,8 +5,8 @@
 Each figure is how many times as long a floor or rival takes as we do, in one run in which both take
 turns: of the fastest sample of each, since what others do with the cores only ever adds to a
 sample. A figure that is too low is measured again, and only one that is too low each time fails: a
-slow library is slow in every run, a noisy moment passes. What comes of it is no measurement:
-`rdmatensor bench` is.
+slow library is slow in every run, a noisy moment passes. It replaces no measurement by
+`rdmatensor bench`.
 
 What a figure has to reach was chosen between what quiet runs give (known, of the same fastest
 samples) and what three runs gave while 17 others waited for two cores: 0.6 to 0.8 of what is known,
@@ -17,8 +17,8 @@ all_reduce of 64 KiB over shm is 36 times as fast as Gloo's on a new one, 14 to 
 EPYC 7001; over tcp one of 1 MiB is 1.6 to 2.5 times as fast, least on Intel's.
 
 Under burners (bench/workers/busy.py) ranks that wait for a core make a loop slow and another one
-fast, so the median of the loops' means counts there, not the fastest. Half of what is known is
-asked, but never less than 0.9: what else runs on a CI machine adds to the burners.
+fast, so the median of the loops' means counts there, not the fastest. The limit is
+half of the known figure, at least 0.9: what else runs on a CI machine adds to the burners.
 """
 
 from __future__ import annotations

@@ -184,8 +184,8 @@ rdti_sums_on_read(struct rdti_mailbox *m, const struct rdti_message *head, const
     if (asked == NULL ||
         (sums.len_bytes != 0 && (sums.len_bytes != next_piece(asked) ||
                                  sums.off_bytes != asked->off_bytes + asked->done_bytes)))
-        return rdti_error_set_rank(err, RDT_EPROTO, rank, "rank %d gave sums that were not requested",
-                                   (int)rank);
+        return rdti_error_set_rank(err, RDT_EPROTO, rank,
+                                   "rank %d gave sums that were not requested", (int)rank);
     if (sums.len_bytes == 0) {
         (void)rdti_error_set_rank(&why, RDT_ESTALE, rank,
                                   "rank %d freed the region before what was read of it could be "

@@ -460,7 +460,8 @@ TEST_TIMEOUT(what_is_no_handshake_is_logged_once, 60)
         CHECK_STR_CONTAINS(all, "something that is not a handshake");
         if (test_now_ns() - began_ns < RDTI_REFUSAL_QUIET_NS) {
             CHECK_UINT_EQ(lines, 3);
-            CHECK_STR_CONTAINS(all, "99 more connections were refused without an rdmatensor handshake");
+            CHECK_STR_CONTAINS(all,
+                               "99 more connections were refused without an rdmatensor handshake");
         }
         CHECK_STR_CONTAINS(all, "job 'jab' is unknown here");
     }

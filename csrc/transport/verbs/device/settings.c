@@ -119,10 +119,11 @@ check_gid_indices(const char *list, struct rdt_error *err)
     while (next_entry(&at, entry, sizeof(entry))) {
         rdti_text_copy(name, sizeof(name), entry);
         if (split_gid_index(name) < 0 || entry[0] == '=')
-            return rdti_error_set(err, RDT_ENOTVIABLE, 0,
-                                  "RDMATENSOR_VERBS_GID_INDEX=%.80s: \"%.40s\" is not an index, nor "
-                                  "device=index, from 0 to 255",
-                                  list, entry);
+            return rdti_error_set(
+                err, RDT_ENOTVIABLE, 0,
+                "RDMATENSOR_VERBS_GID_INDEX=%.80s: \"%.40s\" is not an index, nor "
+                "device=index, from 0 to 255",
+                list, entry);
     }
     return RDT_OK;
 }
