@@ -8,6 +8,7 @@ difference, and the others Mismatch or a PeerError with the same text.
 from __future__ import annotations
 
 import math
+import weakref
 from functools import partial
 
 from rdmatensor import memory
@@ -55,6 +56,7 @@ class Group(Closable):
         self.name = name
         self.rank, self.size = members.index(rank), len(members)
         self._core = core
+        self._persistent: weakref.WeakSet[PersistentCollective] = weakref.WeakSet()
         opts = ffi.new("struct rdt_group_opts *")
         opts.struct_size = ffi.sizeof("struct rdt_group_opts")
         opts.rank, opts.size = self.rank, self.size
@@ -279,7 +281,9 @@ class Group(Closable):
             self._core.release(handle)
             raise
         what = partial(self._what, _NAMES[collective], count)
-        return PersistentCollective(self._core, handle, pins, what)
+        made = PersistentCollective(self._core, handle, pins, what)
+        self._persistent.add(made)
+        return made
 
     def _start(
         self, collective: int, dtype: str, count: int, **tensors: TensorLike | str | int | None
@@ -340,6 +344,8 @@ class Group(Closable):
 
     def close(self) -> None:
         """Leave the group; what is in flight ends with Canceled. Idempotent."""
+        for made in list(self._persistent):
+            made.close()  # one that is open keeps connections, so that peers do not see a leave
         super().close()
 
     def __repr__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import RLock
 
 from rdmatensor._native.closable import Closable
 from rdmatensor._native.core import Core
@@ -40,6 +41,7 @@ class PersistentCollective(Closable):
         self._handle = handle
         self._pins = pins
         self._what = what
+        self._lock = RLock()  # a close() in another thread waits for a start() to have begun
 
     def start(self) -> Transfer:
         """Start it; reads what is in the tensors now.
@@ -52,10 +54,17 @@ class PersistentCollective(Closable):
             Closed: It, its group or its context was closed.
             PeerError: A member died or left, or the group broke.
         """
-        frame = take()
-        out, err = frame.transfer, frame.err
-        check(lib.rdt_coll_start(self._handle.get("start"), 0, out, err), "start", err)
-        return Transfer(self._core, frame, self._pins, self._what)
+        with self._lock:
+            frame = take()
+            out, err = frame.transfer, frame.err
+            check(lib.rdt_coll_start(self._handle.get("start"), 0, out, err), "start", err)
+            return Transfer(self._core, frame, self._pins, self._what)
+
+    def close(self) -> None:
+        """Free it; not collective. A start in flight goes on. Idempotent."""
+        with self._lock:
+            super().close()
+            self._pins = []  # a start in flight has the list
 
     @property
     def is_closed(self) -> bool:

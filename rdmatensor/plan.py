@@ -179,19 +179,19 @@ class PlannedModel:
             for bucket in memory.buckets:
                 bound.append(BoundBucket(bucket.flat, self._group))
                 self._undo.callback(bound[-1].close)
+            costs = Costs(default_context(), memory.counts, buffers)
+            self._check = ModelCheck(model, memory.gradients, held_weakly(self._on_unplanned))
+            self._hooks += self._check.hooks
+            self._step = Step(memory, bound, buffers, self._check, self._group, costs)
+            self._step.finds_unused = find_unused_parameters
+            names.know(model, buffers)
         except BaseException:
-            self._undo.close()
+            self.close()
             raise
-        costs = Costs(default_context(), memory.counts, buffers)
-        self._check = ModelCheck(model, memory.gradients, held_weakly(self._on_unplanned))
-        self._step = Step(memory, bound, buffers, self._check, self._group, costs)
-        self._step.finds_unused = find_unused_parameters
-        names.know(model, buffers)
-        self._hooks = [
+        self._hooks += [
             model.register_forward_pre_hook(ModuleHook(self._before_forward)),
             model.register_forward_hook(ModuleHook(self._after_forward)),
             optimizer.register_step_pre_hook(ModuleHook(self._before_step)),
-            *self._check.hooks,
         ]
 
     def _laid_out(self) -> GradientMemory:

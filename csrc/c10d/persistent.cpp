@@ -27,10 +27,10 @@ Persistent::~Persistent()
 void
 Persistent::close() noexcept
 {
+    if (is_forked_child()) /* it belongs to the parent, a thread of which may have had the lock */
+        return;
     const std::lock_guard lock(mutex_);
-
-    if (!is_forked_child()) /* it belongs to the parent */
-        rdt_coll_free(handle_);
+    rdt_coll_free(handle_);
     handle_ = nullptr;
     tensor_ = at::Tensor();
 }
@@ -64,6 +64,7 @@ Persistent::run()
 WorkPtr
 Persistent::start(uint32_t label, const at::Tensor &aside, bool is_async)
 {
+    refuse_forked_child("rdmatensor:all_reduce");
     const std::lock_guard lock(mutex_);
     const at::Tensor &tensor = aside.defined() ? aside : tensor_;
 
@@ -87,6 +88,7 @@ Backend::average_init(const at::Tensor &tensor)
         collective(c10d::OpType::ALLREDUCE, init_title, c10d::AllreduceOptions(), tensors, tensors);
     WorkPtr exchange;
 
+    args.timeout_ns = RDT_TIMEOUT_DEFAULT; /* the group's, at each start */
     args.reduce_op = RDT_AVG;
     args.send = tensor.data_ptr();
     args.recv = tensor.data_ptr();

@@ -110,7 +110,7 @@ rdti_coll_only_one(const struct rdti_coll *coll, const uint32_t *ranks, uint32_t
 /* ---- Descriptions ---- */
 
 struct rdt_message_desc
-rdti_coll_desc(const struct rdti_coll *coll)
+rdti_coll_plain_desc(const struct rdti_coll *coll)
 {
     if (coll->whole != NULL)
         coll = coll->whole;
@@ -119,8 +119,7 @@ rdti_coll_desc(const struct rdti_coll *coll)
     return (struct rdt_message_desc){
         .op = args->op,
         .dtype = args->dtype,
-        .reduce_op =
-            args->reduce_op | (rdti_direct_is_landed(coll) ? (uint32_t)RDTI_LANDED_FLAG : 0),
+        .reduce_op = args->reduce_op,
         .root = coll->pack != NULL               ? rdti_pack_digest(coll)
                 : args->op == RDT_COLL_ALLREDUCE ? args->flags >> RDTI_COLL_LABEL_SHIFT
                                                  : args->root,
@@ -129,12 +128,30 @@ rdti_coll_desc(const struct rdti_coll *coll)
     };
 }
 
+struct rdt_message_desc
+rdti_coll_desc(const struct rdti_coll *coll)
+{
+    struct rdt_message_desc desc = rdti_coll_plain_desc(coll);
+
+    if (coll->whole != NULL)
+        coll = coll->whole;
+    if (!coll->is_start)
+        return desc;
+    /* 1 to 255: two of a group that differ by a multiple of that are not told apart here */
+    const uint32_t number = (uint32_t)(1 + coll->direct.number % UINT8_MAX);
+    desc.dtype |= number >> RDT_DESC_BITS << RDT_DESC_BITS;
+    desc.reduce_op |= (number & RDT_DESC_MASK) << RDT_DESC_BITS;
+    return desc;
+}
+
 /* "all_reduce (sum) of 4 float32", "broadcast of 4 float32 with root 0", "barrier". */
 static void
 in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
 {
-    const char *kind = (desc->reduce_op & RDTI_LANDED_FLAG) != 0 ? "persistent " : "";
-    const uint32_t reduce_op = desc->reduce_op & ~(uint32_t)RDTI_LANDED_FLAG;
+    const uint32_t number =
+        (desc->dtype & ~RDT_DESC_MASK) | (desc->reduce_op & ~RDT_DESC_MASK) >> RDT_DESC_BITS;
+    const uint32_t reduce_op = desc->reduce_op & RDT_DESC_MASK;
+    char kind[40] = "";
     const bool is_reduction = desc->op == RDT_COLL_ALLREDUCE || desc->op == RDT_COLL_REDUCE ||
                               desc->op == RDT_COLL_REDUCE_SCATTER;
     const bool has_root = desc->op == RDT_COLL_BROADCAST || desc->op == RDT_COLL_SCATTER ||
@@ -142,8 +159,10 @@ in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
     char reduction[24] = "";
     char root[40] = "";
 
+    if (number != 0)
+        (void)snprintf(kind, sizeof(kind), "the persistent (number %u) ", number);
     if (desc->op == RDT_COLL_BARRIER) {
-        (void)snprintf(words, cap, "barrier");
+        (void)snprintf(words, cap, "%sbarrier", kind);
         return;
     }
     if (is_reduction)
@@ -155,7 +174,8 @@ in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
     else if (desc->root != 0)
         (void)snprintf(root, sizeof(root), " with label %u", desc->root);
     (void)snprintf(words, cap, "%s%s%s of %llu %s%s", kind, rdti_coll_name(desc->op), reduction,
-                   (unsigned long long)desc->count, rdt_dtype_name(desc->dtype), root);
+                   (unsigned long long)desc->count, rdt_dtype_name(desc->dtype & RDT_DESC_MASK),
+                   root);
 }
 
 rdt_status

@@ -111,7 +111,7 @@ finish(struct rdti_coll *coll, rdt_status status)
     rdt_group_release(coll->group);
     coll->group = NULL;
     if (coll->persistent != NULL)
-        rdti_persistent_end(coll->persistent, coll, status);
+        status = rdti_persistent_end(coll->persistent, coll, status);
     become(coll, RDTI_COLL_FINISHED);
     rdt_transfer_finish(transfer, status, status == RDT_OK ? NULL : &coll->error);
 }

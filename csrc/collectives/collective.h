@@ -118,10 +118,12 @@ void rdti_coll_name_ranks(const struct rdti_coll *coll, const uint32_t *ranks, u
 uint32_t rdti_coll_only_one(const struct rdti_coll *coll, const uint32_t *ranks, uint32_t count);
 /* Where an operation has no root, its descriptor has a label, or the digest of a pack's sizes. */
 enum { RDTI_COLL_LABEL_SHIFT = 16, RDTI_PACK_DIGEST_FLAG = 0x8000 };
-/* In reduce_op of a descriptor: members use each other's tensors, see board/landing.c. */
-enum { RDTI_LANDED_FLAG = 0x80 };
+/* rdmatensor.h: of a start, a number in the upper halves of dtype and reduce_op tells persistent
+ * collectives of one description apart. */
 /* What the members must agree on; the bytes of two can be compared. */
 struct rdt_message_desc rdti_coll_desc(const struct rdti_coll *coll);
+/* The same, whichever persistent collective it is of. */
+struct rdt_message_desc rdti_coll_plain_desc(const struct rdti_coll *coll);
 /* RDT_EMISMATCH: a peer reported a different operation. */
 rdt_status rdti_coll_mismatch(const struct rdti_coll *coll, uint32_t peer,
                               const struct rdt_message_desc *theirs, struct rdt_error *err);

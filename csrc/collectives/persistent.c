@@ -23,11 +23,12 @@ enum vote { VOTE_NONE, VOTE_STAGES, VOTE_LANDED, VOTE_FAILED };
 
 struct rdt_persistent {
     struct rdti_coll coll; /* what each start begins as; never run */
-    bool is_settled;       /* the votes were counted; the starter's */
+    bool is_settled;       /* the votes were counted */
     bool is_reused;        /* what is prepared serves each start; likewise */
     atomic_uint state;
     atomic_uint refs;
     uint8_t vote;
+    struct rdt_error why; /* of VOTE_FAILED */
     uint8_t own[RECORD_BYTES];
     uint8_t *votes;    /* of all members, in rank order; behind the records */
     uint8_t records[]; /* likewise */
@@ -55,9 +56,13 @@ rdti_persistent_ref(struct rdt_persistent *p)
     (void)atomic_fetch_add_explicit(&p->refs, 1, memory_order_relaxed); /* the caller has one */
 }
 
-void
-rdti_persistent_end(struct rdt_persistent *p, const struct rdti_coll *run, rdt_status status)
+static rdt_status persistent_settle(struct rdt_persistent *p, struct rdt_error *err);
+
+rdt_status
+rdti_persistent_end(struct rdt_persistent *p, struct rdti_coll *run, rdt_status status)
 {
+    if (!run->is_start && status == RDT_OK && p->vote != VOTE_NONE)
+        status = persistent_settle(p, &run->error);
     const unsigned next = run->is_start || status == RDT_OK ? IDLE : FAILED;
 
     if (!run->is_start) { /* all members have the same number for it */
@@ -69,6 +74,7 @@ rdti_persistent_end(struct rdt_persistent *p, const struct rdti_coll *run, rdt_s
      * this thread left them */
     atomic_store_explicit(&p->state, next, memory_order_release);
     persistent_unref(p);
+    return status;
 }
 
 /* ---- Initialisation ---- */
@@ -76,7 +82,7 @@ rdti_persistent_end(struct rdt_persistent *p, const struct rdti_coll *run, rdt_s
 static void
 persistent_describe(struct rdt_persistent *p)
 {
-    const struct rdt_message_desc desc = rdti_coll_desc(&p->coll);
+    const struct rdt_message_desc desc = rdti_coll_plain_desc(&p->coll);
     struct rdti_placement landing;
 
     rdti_put_u32(p->own, desc.op);
@@ -101,6 +107,8 @@ persistent_make(rdt_group *group, const struct rdt_coll_args *args, struct rdt_p
     p->votes = p->records + size * RECORD_BYTES;
 
     rdt_status status = rdti_coll_accept(coll, group, args, err);
+    if (status == RDT_OK && args->flags != 0)
+        status = rdti_error_set(err, RDT_EINVAL, 0, "rdt_coll_init: flags belong to a start");
     if (status == RDT_OK && coll->size > 1)
         status = rdti_team_get(group, &coll->team, err);
     if (status == RDT_OK)
@@ -111,7 +119,6 @@ persistent_make(rdt_group *group, const struct rdt_coll_args *args, struct rdt_p
         return status;
     }
     rdt_group_retain(group);
-    coll->args.flags = 0;
     coll->persistent = p;
     coll->is_start = true;
     atomic_init(&p->state, EXCHANGING);
@@ -192,7 +199,7 @@ persistent_give_back(struct rdt_persistent *p)
 static rdt_status
 persistent_compare(const struct rdt_persistent *p, struct rdt_error *err)
 {
-    const struct rdt_message_desc own = rdti_coll_desc(&p->coll);
+    const struct rdt_message_desc own = rdti_coll_plain_desc(&p->coll);
 
     for (uint32_t i = 0; i < p->coll.size; i++) {
         const uint8_t *record = p->records + i * (size_t)RECORD_BYTES;
@@ -232,19 +239,19 @@ static enum vote
 persistent_prepare(struct rdt_persistent *p)
 {
     struct rdti_coll *coll = &p->coll;
-    struct rdt_error why;
+    struct rdt_error ignored;
 
     coll->timeout_ns = rdti_coll_timeout(coll);
     coll->algorithm = rdti_coll_choose(coll);
     if (coll->algorithm->rest == NULL)
         return VOTE_STAGES;
-    const rdt_status status = coll->algorithm->prepare(coll, &why);
+    const rdt_status status = coll->algorithm->prepare(coll, &p->why);
     if (status == RDT_EBUSY) /* each start takes temporary memory that the team keeps */
         return VOTE_STAGES;
     if (status != RDT_OK)
         return VOTE_FAILED;
     p->is_reused = true;
-    if (!coll->algorithm->is_on_boards || persistent_land(p, &why) != RDT_OK)
+    if (!coll->algorithm->is_on_boards || persistent_land(p, &ignored) != RDT_OK)
         return VOTE_STAGES;
     return rdti_direct_is_landed(coll) ? VOTE_LANDED : VOTE_STAGES;
 }
@@ -292,8 +299,10 @@ persistent_settle(struct rdt_persistent *p, struct rdt_error *err)
     struct rdti_coll *coll = &p->coll;
     bool all_landed = true;
 
-    if (p->vote == VOTE_NONE)
-        return rdti_error_set(err, RDT_EINVAL, 0, "it was not bound");
+    if (p->vote == VOTE_FAILED) {
+        *err = p->why;
+        return (rdt_status)p->why.status;
+    }
     for (uint32_t i = 0; i < coll->size; i++) {
         all_landed &= p->votes[i] == VOTE_LANDED;
         if (p->votes[i] != VOTE_STAGES && p->votes[i] != VOTE_LANDED)
@@ -369,7 +378,7 @@ persistent_start(struct rdt_persistent *p, uint32_t flags, void *aside, rdt_tran
     if (status != RDT_OK)
         return status;
     if (!p->is_settled)
-        status = persistent_settle(p, err);
+        status = rdti_error_set(err, RDT_EINVAL, 0, "it was not bound");
     if (status == RDT_OK)
         status = persistent_run(p, flags, aside, &coll, err);
     if (status != RDT_OK) {

@@ -22,9 +22,10 @@
 /* persistent.c: a run of it, a start or the exchange, begins. */
 void rdti_persistent_ref(struct rdt_persistent *persistent);
 /* persistent.c: the run is over and uses nothing of it. Called before the end of the transfer is
- * seen. */
-void rdti_persistent_end(struct rdt_persistent *persistent, const struct rdti_coll *run,
-                         rdt_status status);
+ * seen. Returns the run's status, which is an error, with run->error, if its exchange shows that a
+ * member cannot do its part. */
+rdt_status rdti_persistent_end(struct rdt_persistent *persistent, struct rdti_coll *run,
+                               rdt_status status);
 
 /* collective.c: begins a collective of persistent->. Takes coll over; *out is the caller's if
  * RDT_OK is returned. */

@@ -64,16 +64,23 @@ in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
 {
     const bool is_reduction = desc->op == RDT_COLL_ALLREDUCE || desc->op == RDT_COLL_REDUCE ||
                               desc->op == RDT_COLL_REDUCE_SCATTER;
+    const uint32_t number =
+        (desc->dtype & ~RDT_DESC_MASK) | (desc->reduce_op & ~RDT_DESC_MASK) >> RDT_DESC_BITS;
+    char kind[40] = "";
     char root[40];
 
+    if (number != 0)
+        (void)snprintf(kind, sizeof(kind), "the persistent (number %" PRIu32 ") ", number);
     if (desc->op == RDT_COLL_BARRIER) {
-        (void)snprintf(words, cap, "barrier");
+        (void)snprintf(words, cap, "%sbarrier", kind);
         return;
     }
     root_in_words(desc, root, sizeof(root));
-    (void)snprintf(words, cap, "%s%s%s%s of %" PRIu64 " %s%s", op_name(desc->op),
-                   is_reduction ? " (" : "", is_reduction ? reduce_name(desc->reduce_op) : "",
-                   is_reduction ? ")" : "", desc->count, rdt_dtype_name(desc->dtype), root);
+    (void)snprintf(words, cap, "%s%s%s%s%s of %" PRIu64 " %s%s", kind, op_name(desc->op),
+                   is_reduction ? " (" : "",
+                   is_reduction ? reduce_name(desc->reduce_op & RDT_DESC_MASK) : "",
+                   is_reduction ? ")" : "", desc->count,
+                   rdt_dtype_name(desc->dtype & RDT_DESC_MASK), root);
 }
 
 static bool

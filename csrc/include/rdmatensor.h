@@ -662,6 +662,9 @@ RDT_API uint32_t rdt_group_broken_by(rdt_group *group);
 
 /* Describes the sender's operation, so that an error can name the difference if ranks disagree.
  * Zero for plain messages. */
+/* In dtype and reduce_op, above so many bits: the halves of a number that both sides must agree on. */
+#define RDT_DESC_BITS 4
+#define RDT_DESC_MASK 15u
 struct rdt_message_desc {
     uint32_t op; /* RDT_COLL_* or 0 */
     uint32_t dtype;
@@ -776,8 +779,9 @@ RDT_API RDT_NODISCARD rdt_status rdt_coll_post(rdt_group *group, const struct rd
  * are on one host and their tensors in arenas, members use each other's tensors in place (ALLREDUCE
  * with send == recv, ALLGATHER, REDUCE_SCATTER, BROADCAST).
  *
- * Members start the same ones in the same order. A start reads what is in the tensors then. Buffers
- * and, for a landing in place, their regions stay valid until rdt_coll_free(). args->flags is 0.
+ * Members start the same ones in the same order; a start does not match rdt_coll_post(). A start
+ * reads what is in the tensors then. Buffers and their regions stay valid until rdt_coll_free() and
+ * the end of the last start. If an exchange fails, free it. args->flags is 0.
  *   RDT_EINVAL  RDT_ENOMEM, and the errors of rdt_coll_post()
  */
 RDT_API RDT_NODISCARD rdt_status rdt_coll_init(rdt_group *group, const struct rdt_coll_args *args,
@@ -785,21 +789,22 @@ RDT_API RDT_NODISCARD rdt_status rdt_coll_init(rdt_group *group, const struct rd
                                                struct rdt_error *err);
 /* By all members, in the order of their collectives. RDT_EMISMATCH: members initialised different
  * ones; each of them gets that, and the group stays usable. RDT_EBUSY: the exchange has not ended.
- * RDT_EINVAL: it failed, or this was called before. */
+ * RDT_EINVAL: it failed, or this was called before. The transfer ends with an error on all members
+ * if one of them cannot do its part; the group stays usable then, too. */
 RDT_API RDT_NODISCARD rdt_status rdt_coll_bind(rdt_persistent *persistent, rdt_transfer **out,
                                                struct rdt_error *err);
 /*
  * Start it. flags: RDT_COLL_SPIN, and for ALLREDUCE RDT_COLL_LABEL().
  *   RDT_EBUSY      an exchange or the last start has not ended
  *   RDT_EINVAL     it is not bound
- *   RDT_ENOMEM     a member could not initialise it
  *   (members that start different ones: their transfers end with RDT_EMISMATCH, and the group)
  *   RDT_EPEER      a member left or died, or the group broke; RDT_ECLOSED the group was destroyed
  */
 RDT_API RDT_NODISCARD rdt_status rdt_coll_start(rdt_persistent *persistent, uint32_t flags,
                                                 rdt_transfer **out, struct rdt_error *err);
 /* Not collective. What is in flight goes on, with its memory. NULL is legal. Call it before
- * rdt_context_close(). */
+ * rdt_group_destroy(): one that is left keeps the connections to the members open, so that they do
+ * not see this member leave. */
 RDT_API void rdt_coll_free(rdt_persistent *persistent);
 
 #ifdef __cplusplus

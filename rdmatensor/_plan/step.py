@@ -72,11 +72,6 @@ class Step:
         _applied[number] += 1
         self._passes_sent = 0
 
-    def close(self) -> None:
-        """Let the memory of the other ranks go. Idempotent."""
-        for bound in self._bound:
-            bound.close()
-
     def is_open(self) -> bool:
         """Whether a backward pass is running, or the last one has raised."""
         return self._running is not None or self._has_raised
@@ -129,6 +124,8 @@ class Step:
         """
         if self._running is not None:
             return False
+        if self._flying:  # a signal ended the wait of a pass that raised
+            self._fail()
         # As with DistributedDataParallel, the forward pass decides, if there was one.
         sends, self.sends_next = self.sends_next, None
         self._sends = self.is_syncing if sends is None else sends

@@ -18,6 +18,7 @@ from rdmatensor import (
     Group,
     InvalidArgument,
     Mismatch,
+    PeerError,
     RdmaTensorError,
     Settings,
     World,
@@ -188,15 +189,16 @@ def test_arguments_that_are_refused(run: Callable[[Work], list[object]]) -> None
     run(work)
 
 
+@pytest.mark.parametrize("is_in_arena", [False, True])
 @pytest.mark.parametrize("count", [1, 1000, 300_001])
-def test_persistent_collectives(run: Callable[[Work], list[object]], count: int) -> None:
+def test_persistent_collectives(
+    run: Callable[[Work], list[object]], worlds: list[World], count: int, is_in_arena: bool
+) -> None:
     def work(group: Group) -> None:
         rank, last = group.rank, SIZE - 1
-        total = np.zeros(count, np.float32)
-        sent = np.zeros(count, np.float32)
-        gathered = np.zeros(SIZE * count, np.float32)
-        blocks = np.zeros(SIZE * count, np.float32)
-        block = np.zeros(count, np.float32)
+        zeros = worlds[rank].context.zeros if is_in_arena else np.zeros
+        total, sent, block = (zeros(count, "float32") for _ in range(3))
+        gathered, blocks = (zeros(SIZE * count, "float32") for _ in range(2))
         with (
             group.all_reduce_init(total) as all_reduce,
             group.broadcast_init(sent, last) as broadcast,
@@ -243,5 +245,60 @@ def test_members_that_initialise_different_ones_learn_it(
         with pytest.raises(Mismatch, match=r"all_reduce \(sum\) of"):
             group.all_reduce_init(tensor)
         group.barrier().wait()
+
+    run(work)
+
+
+def test_outputs_that_overlap_what_others_read(
+    run: Callable[[Work], list[object]], worlds: list[World]
+) -> None:
+    """Each member's input is another member's block of the output."""
+    count = 100_000
+
+    def work(group: Group) -> None:
+        out = worlds[group.rank].context.zeros(SIZE * count, "float32")
+        at = (group.rank + 1) % SIZE * count
+        sent = out[at : at + count]
+        with group.all_gather_init(out, sent) as all_gather:
+            for step in range(5):
+                sent[:] = group.rank + 10 * step
+                all_gather.start().wait()
+                assert (out == np.repeat(np.arange(SIZE) + 10 * step, count)).all()
+
+    run(work)
+
+
+@pytest.mark.parametrize("count", [100, 100_000])
+def test_members_that_start_different_ones(run: Callable[[Work], list[object]], count: int) -> None:
+    def work(group: Group) -> None:
+        tensors = [np.ones(count, np.float32) for _ in range(2)]
+        both = [group.all_reduce_init(tensor) for tensor in tensors]
+        first, second = both if group.rank == 0 else both[::-1]
+
+        def start() -> None:
+            first.start().wait()
+            second.start().wait()
+
+        with pytest.raises((Mismatch, PeerError), match=r"the persistent \(number"):
+            start()
+        for one in both:
+            one.close()
+
+    run(work)
+
+
+def test_a_member_that_leaves_with_an_open_one(
+    run: Callable[[Work], list[object]], worlds: list[World]
+) -> None:
+    def work(group: Group) -> None:
+        tensor = worlds[group.rank].context.zeros(200_000, "float32")
+        opened = group.all_reduce_init(tensor)
+        opened.start().wait()
+        if group.rank == 0:
+            group.close()
+            assert opened.is_closed
+            return
+        with pytest.raises(PeerError), opened:
+            opened.start().wait()
 
     run(work)

@@ -63,7 +63,7 @@ def test_describe_says_why_something_is_not_in_the_arena(tmp_path: Path) -> None
     outside = {  # what: part of the reason, and the names
         "gradients of Small": ("smaller than 4096 B", ["0.weight", "0.bias"]),
         "gradients of Copying": ("gradient_as_bucket_view=True spares", ["0.weight", "0.bias"]),
-        "gradients of Ignoring": ("told to ignore the parameter", ["0.weight"]),
+        "gradients of Ignoring": ("ignores the parameter", ["0.weight"]),
         "gradients of Sparse": ("sparse", ["0.weight"]),
         "gradients of Shared": ("shared with other processes", ["0.weight", "0.bias"]),
         "gradients of Replaced": ("outside the arena: replaced by the program", ["1.weight"]),

@@ -317,10 +317,10 @@ Work::settle_with(const std::exception_ptr &error)
     operation_.inputs.clear();
     operation_.arrivals.clear();
     note_end(operation_, error);
-    if (!future)
-        return;
-    const CallbacksOf running(operation_.order);
-    complete(*future, error, operation_.outputs);
+    if (future) {
+        const CallbacksOf running(operation_.order);
+        complete(*future, error, operation_.outputs);
+    }
     finish(error);
 }
 

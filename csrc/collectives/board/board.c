@@ -509,11 +509,13 @@ describe(const struct rdti_coll *coll, char *text, size_t cap)
     return rdti_coll_only_one(coll, late, count);
 }
 
-/* What prepare() planned is numbers, of which each run has a copy. */
+/* What prepare() planned is numbers, of which each run has a copy. Landed tensors are the persistent
+ * collective's. */
 static void
 rest(struct rdti_coll *coll)
 {
-    (void)coll;
+    if (!rdti_direct_is_landed(coll))
+        rdti_placed_release(coll);
 }
 
 const struct rdti_coll_algorithm rdti_direct = {

@@ -28,11 +28,19 @@ enum {
 
 /* ---- What peers use ---- */
 
-/* NULL: nothing. */
+static bool
+landing_overlaps(const void *a, uint64_t a_bytes, const void *b, uint64_t b_bytes)
+{
+    return (uintptr_t)a < (uintptr_t)b + b_bytes && (uintptr_t)b < (uintptr_t)a + a_bytes;
+}
+
+/* NULL: nothing. Output that overlaps input which peers read is not written before they have: such
+ * members use stages. A member's own block is read by itself alone. */
 static const void *
 landing_of(const struct rdti_coll *coll, uint64_t *len_bytes)
 {
     const struct rdt_coll_args *args = &coll->args;
+    const uint64_t all_bytes = coll->size * coll->block_bytes;
 
     *len_bytes = coll->block_bytes;
     if (args->blocks != NULL || coll->block_bytes < LANDED_FROM_BYTES)
@@ -41,10 +49,16 @@ landing_of(const struct rdti_coll *coll, uint64_t *len_bytes)
     case RDT_COLL_ALLREDUCE:
         return args->send == args->recv ? args->recv : NULL;
     case RDT_COLL_REDUCE_SCATTER:
-        *len_bytes = coll->size * coll->block_bytes;
-        return args->send;
+        *len_bytes = all_bytes;
+        return args->recv == rdti_coll_send_block(coll, coll->rank) ||
+                       !landing_overlaps(args->send, all_bytes, args->recv, coll->block_bytes)
+                   ? args->send
+                   : NULL;
     case RDT_COLL_ALLGATHER:
-        return args->send;
+        return args->send == rdti_coll_recv_block(coll, coll->rank) ||
+                       !landing_overlaps(args->send, coll->block_bytes, args->recv, all_bytes)
+                   ? args->send
+                   : NULL;
     case RDT_COLL_BROADCAST:
         return args->recv;
     default:
@@ -220,7 +234,8 @@ hold(struct rdti_coll *coll, struct rdt_error *err)
     const uint64_t since_ns = rdti_now_ns();
     rdt_status status = rdti_placed_hold(coll, err);
 
-    while (status == RDT_EAGAIN && rdti_now_ns() - since_ns < coll->timeout_ns) {
+    while (status == RDT_EAGAIN && rdti_now_ns() - since_ns < coll->timeout_ns &&
+           rdt_group_error(coll->group, NULL) == RDT_OK) {
         status = rdt_context_progress(ctx);
         (void)sched_yield();
         if (status == RDT_OK || status == RDT_EAGAIN)

@@ -375,7 +375,7 @@ run_swapped(void *arg)
     if (status == RDT_OK)
         status = fake_wait(group, t, &err);
     CHECK(status == RDT_EMISMATCH || status == RDT_EPEER);
-    CHECK_MSG(strstr(err.message, "started the persistent collective") != NULL, "%s", err.message);
+    CHECK_MSG(strstr(err.message, "called the persistent (number ") != NULL, "%s", err.message);
     for (unsigned i = 0; i < 2; i++)
         side_close(&sides[i]);
     return NULL;
@@ -410,23 +410,51 @@ run_all(uint32_t size, const char *algorithm)
     fake_world_fini(&world);
 }
 
-int
-main(void)
-{
-    static const char *const algorithms[] = {"auto", "messages", "ring", "tree",
-                                             "halving-doubling"};
+static const char *const algorithms[] = {"auto", "messages", "ring", "tree", "halving-doubling"};
+enum { ALGORITHMS = sizeof(algorithms) / sizeof(algorithms[0]) };
 
-    for (unsigned a = 0; a < sizeof(algorithms) / sizeof(algorithms[0]); a++)
+static void
+run_sizes(bool in_arena)
+{
+    is_in_arena = in_arena;
+    for (unsigned a = 0; a < ALGORITHMS; a++)
         for (uint32_t size = 1; size <= 5; size += size < 3 ? 1 : 2)
-            for (unsigned arena = 0; arena < 2; arena++) {
-                is_in_arena = arena == 1;
-                run_all(size, algorithms[a]);
-            }
+            run_all(size, algorithms[a]);
+}
+
+TEST(starts_from_private_memory)
+{
+    run_sizes(false);
+}
+
+TEST(starts_from_an_arena)
+{
+    run_sizes(true);
+}
+
+TEST(starts_on_several_hosts)
+{
+    is_in_arena = true;
     is_on_hosts = true;
     run_all(4, "auto");
     is_on_hosts = false;
-    run_once(3, "auto", run_refused);
-    run_once(2, "auto", run_swapped);
-    run_once(2, "ring", run_many);
-    return 0;
 }
+
+TEST(wrong_calls_are_refused)
+{
+    run_once(3, "auto", run_refused);
+}
+
+TEST(members_that_start_different_ones_disagree)
+{
+    is_in_arena = true;
+    run_once(2, "auto", run_swapped);
+}
+
+TEST(own_temporary_memory_has_a_limit)
+{
+    is_in_arena = false;
+    run_once(2, "ring", run_many);
+}
+
+TEST_MAIN()

@@ -370,7 +370,7 @@ TEST(receives_of_tags_that_are_none)
     IGNORED(&posted, NULL, 0);
     REFUSED(&posted, NULL, 0, "twice");
     head.count = 0;
-    REFUSED(&head, body, sizeof(body), "tells a place anew");
+    REFUSED(&head, body, sizeof(body), "announces a place again");
     posted.len_bytes = RDTI_PLACE_NONE;
     for (uint32_t i = 1; i < RDTI_TOLD_MAX; i++) {
         posted.count++;

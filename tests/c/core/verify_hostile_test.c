@@ -167,7 +167,7 @@ TEST(questions_and_answers_that_nobody_may_give_are_refused)
                   "asks for sums outside");
     const struct rdti_sums sums = sums_of(&prey, 0, 100);
     check_refused(feed_sums(&prey, RDTI_MESSAGE_SUMS_READ, 77, &sums, &err), &err,
-                  "nobody asked for");
+                  "were not requested");
     prey_free(&prey);
 }
 
