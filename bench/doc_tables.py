@@ -1,13 +1,16 @@
 """Write the measured tables of the documentation from bench/results.
 
     python -m bench.doc_tables            writes them
-    python -m bench.doc_tables --check    exit status 1 where a page differs
+    python -m bench.doc_tables --check    exit status 1 where a page or the picture differs
 
 A table stands between `<!-- bench: FILE -->` and `<!-- bench: end -->`; FILE lies below
 bench/results. A cell has the median, with the 10th to the 90th percentile of rdmatensor's samples;
 of the others the ratio of their time to rdmatensor's, **bold** where rdmatensor takes over a
 twentieth longer. bench/reasons.md has the reasons, written by hand: those whose words are all in a
 table's title stand below it if a cell is bold.
+
+`<!-- bench: means FILE... -->` has the means of collectives, `<!-- bench: plain FILE... -->` those
+of the plain rows only. docs/collectives.svg is drawn from the same.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench import doc_means
 from bench.benchlib.machine import ROOT
 from bench.benchlib.record import Record, Result, load, number, text
 from bench.benchlib.units import size_text
@@ -26,12 +30,19 @@ from bench.suite import busy_tables, convergence, samples, scale, streams, table
 from bench.suite import collective_tables as cells
 from bench.suite import models as training
 from bench.suite.collectives import net_samples
+from bench.suite.layout import geometric
 from bench.suite.peers import OURS
-from bench.suite.settings import PLAIN
+from bench.suite.settings import PLAIN, ROWS
 
 PAGES = ("README.md", "docs/measured.md", "docs/performance.md")
 ROOM = 0.95  # above it a ratio counts as noise, as in compare.py
+PICTURE = "docs/collectives.svg"
+PICTURED = ("collectives/shm_2_ranks.json", "collectives/tcp_2_ranks.json")
 _BLOCK = re.compile(r"<!-- bench: (?P<name>[^ ]+\.json) -->\n.*?<!-- bench: end -->", re.DOTALL)
+_MEANS = re.compile(
+    r"<!-- bench: (?P<ways>means|plain) (?P<names>[^>]+\.json) -->\n.*?<!-- bench: end -->",
+    re.DOTALL,
+)
 _UNITS = ((1e3, "ns", 1.0), (1e6, "us", 1e3), (1e9, "ms", 1e6), (float("inf"), "s", 1e9))
 _WORDS = {OURS: OURS, "gloo": "Gloo", "OpenMPI": "Open MPI"}
 
@@ -45,8 +56,12 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def marked(ratio: float) -> str:
     """Return the ratio of another's time to rdmatensor's, bold where rdmatensor is slower."""
     mark = "**" if ratio < ROOM else ""
+    return f"{mark}{_short(ratio)}{mark}"
+
+
+def _short(ratio: float) -> str:
     digits = 0 if ratio >= 10 else 2 if ratio >= 0.095 else 3
-    return f"{mark}{ratio:.{digits}f}{mark}"
+    return f"{ratio:.{digits}f}"
 
 
 def spread(values_ns: Sequence[float]) -> str:
@@ -226,6 +241,30 @@ def block(result: Result, reasons: Sequence[tuple[tuple[str, ...], str]]) -> str
     return "\n\n".join(parts)
 
 
+def means(results: Sequence[Result], ways: Sequence[str]) -> str:
+    """Return a table of means with the least and the most, and where the results come from."""
+    rows = [row for result in results for row in doc_means.rows_of(result, ways)]
+    sizes = sorted({size for row in rows for size in row.ratios})
+    lines = [
+        [row.title, *(_mean(row.ratios[size]) if size in row.ratios else "" for size in sizes)]
+        for row in rows
+    ]
+    heads = ["its time over rdmatensor's: mean (least to most)", *map(size_text, sizes)]
+    sources = [head(result).removesuffix(":") + "." for result in results]
+    return "\n\n".join([table(heads, lines), *sources])
+
+
+def _mean(ratios: Sequence[float]) -> str:
+    return f"{marked(geometric(ratios))} ({_short(min(ratios))} to {_short(max(ratios))})"
+
+
+def picture(root: Path) -> str:
+    """Return the picture of the means as the results have it. Raises OSError without a file."""
+    results = [load(root / "bench/results" / name) for name in PICTURED]
+    rows = [row for one in results for row in doc_means.rows_of(one, (PLAIN,))]
+    return doc_means.picture(rows)
+
+
 def written(page: str, root: Path) -> str:
     """Return a page with its tables as the results have them. Raises OSError without a file."""
     reasons = reasons_in((root / "bench/reasons.md").read_text(encoding="utf-8"))
@@ -234,7 +273,13 @@ def written(page: str, root: Path) -> str:
         made = block(load(root / "bench/results" / match["name"]), reasons)
         return f"<!-- bench: {match['name']} -->\n{made}\n\n<!-- bench: end -->"
 
-    return _BLOCK.sub(fill, page)
+    def fill_means(match: re.Match[str]) -> str:
+        results = [load(root / "bench/results" / name) for name in match["names"].split()]
+        made = means(results, (PLAIN,) if match["ways"] == "plain" else (PLAIN, *ROWS))
+        opening = f"<!-- bench: {match['ways']} {match['names']} -->"
+        return f"{opening}\n{made}\n\n<!-- bench: end -->"
+
+    return _MEANS.sub(fill_means, _BLOCK.sub(fill, page))
 
 
 def main(words: Sequence[str], root: Path = ROOT) -> int:
@@ -245,9 +290,9 @@ def main(words: Sequence[str], root: Path = ROOT) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing")
     is_check = parser.parse_args(words).check
     status = 0
-    for name in PAGES:
-        old = (root / name).read_text(encoding="utf-8")
-        new = written(old, root)
+    for name in (*PAGES, PICTURE):
+        old = (root / name).read_text(encoding="utf-8") if (root / name).exists() else ""
+        new = picture(root) if name == PICTURE else written(old, root)
         if new == old:
             continue
         if is_check:

@@ -191,7 +191,7 @@ def _settings() -> int:
             shown = _as_set(getattr(settings, variable.field))
         lines += [f"{variable.full_name}={shown}", f"    {variable.form}: {variable.meaning}"]
     for name, value in native_values().items():
-        lines += [f"{name}={value}", "    read by the C library, see the README"]
+        lines += [f"{name}={value}", "    read by the C library, see docs/settings.md"]
     print("\n".join(lines))
     return 0
 

@@ -1,6 +1,6 @@
 """Settings, and the only place that reads the environment.
 
-VARIABLES is the whole list of RDMATENSOR_* variables; the README's table is made from it. An
+VARIABLES is the whole list of RDMATENSOR_* variables; docs/settings.md has its table. An
 unknown name is refused, because a misspelt setting without effect is worse than an error.
 """
 
@@ -263,7 +263,7 @@ VARIABLES = (
         "0 or 1",
         "0: making a group changes nothing else in the process: as `RDMATENSOR_ADOPT=0` and "
         "`RDMATENSOR_PLAN=off`, and no function of torch is wrapped "
-        "([docs/torch.md](docs/torch.md))",
+        "(docs/torch.md)",
         _flag,
     ),
     Variable(
@@ -284,7 +284,7 @@ VARIABLES = (
         "VERIFY",
         "off or crc32c",
         "`crc32c`: payload is summed where it leaves and compared where it arrives, on every path, "
-        "the same on all ranks ([docs/verify.md](docs/verify.md))",
+        "the same on all ranks (docs/verify.md)",
         str.lower,
     ),
     Variable(

@@ -75,6 +75,7 @@ def test_survivors_go_on_without_a_stopped_rank_that_hosts_the_store(
     test_survivors_name_who_ended_and_go_on(point, plan_file, tmp_path, tally)
 
 
+@pytest.mark.slow  # as the points that it counts
 def test_the_ends_cover_the_phases(tally: Tally) -> None:
     tally.check(POINTS)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -54,8 +55,9 @@ def test_a_reason_stands_below_a_table_with_bold_cells_whose_title_has_its_words
 def test_a_page_that_differs_is_found_and_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in (*doc_tables.PAGES, "bench/reasons.md"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    pictured = [f"bench/results/{name}" for name in doc_tables.PICTURED]
+    for name in (*doc_tables.PAGES, doc_tables.PICTURE, "bench/reasons.md", *pictured):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         shutil.copy(ROOT / name, tmp_path / name)
     page = tmp_path / doc_tables.PAGES[0]
     for other in doc_tables.PAGES[1:]:
@@ -67,3 +69,36 @@ def test_a_page_that_differs_is_found_and_written(
     assert doc_tables.main([], tmp_path) == 0
     assert "| UCX put | 1.6 us, 2.00 |" in page.read_text(encoding="utf-8")
     assert doc_tables.main(["--check"], tmp_path) == 0
+
+
+def test_a_picture_that_differs_is_found_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictured = [f"bench/results/{name}" for name in doc_tables.PICTURED]
+    for name in ("bench/reasons.md", *pictured):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    for name in doc_tables.PAGES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("no table\n", encoding="utf-8")
+    assert doc_tables.main(["--check"], tmp_path) == 1
+    assert "collectives.svg differs" in capsys.readouterr().err
+    assert doc_tables.main([], tmp_path) == 0
+    ElementTree.parse(tmp_path / doc_tables.PICTURE)
+    assert doc_tables.main(["--check"], tmp_path) == 0
+
+
+def _all_reduce(peer: str, ns: dict[int, float]) -> list[Record]:
+    fields: Record = {"topic": "collectives", "contestant": peer, "peer": peer, "op": "all_reduce"}
+    fields |= {"transport": "shm", "ranks": 2, "row": "plain"}
+    return [merged({**fields, "size": size}, [took] * 10) for size, took in ns.items()]
+
+
+def test_a_mean_has_one_row_for_each_library_and_way() -> None:
+    records = _all_reduce(OURS, {8: 100, 64: 100}) + _all_reduce("OpenMPI", {8: 50})
+    records += _all_reduce("gloo", {8: 400, 64: 90})
+    found = doc_tables.means([result_of(records)], ("plain",))
+    assert found.splitlines()[2:4] == [
+        "| Gloo, shm, 2 ranks, plain | 4.00 (4.00 to 4.00) | **0.90** (0.90 to 0.90) |",
+        "| Open MPI, shm, 2 ranks, plain | **0.50** (0.50 to 0.50) |  |",
+    ]

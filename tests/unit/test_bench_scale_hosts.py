@@ -74,7 +74,7 @@ def test_up_and_down_to_one_rank_that_speaks() -> None:
 
 def test_small_sums_have_one_rank_that_speaks() -> None:
     """As csrc/collectives/select/cost.c has it, whose limit this is."""
-    header = (ROOT / "csrc/include/rdmatensor.h").read_text(encoding="utf-8")
+    header = (ROOT / "csrc/include/rdmatensor_ext.h").read_text(encoding="utf-8")
     assert f"#define RDT_COLL_PART_MAX_BYTES {model.SMALL_BYTES}\n" in header
     for size, rails in ((model.SMALL_BYTES, {1}), (64 * MIB, {8})):
         assert {model.by_hosts(GROUND, hosts, 8, size).rails for hosts in (2, 64)} == rails

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from rdmatensor import InvalidArgument, Settings
-from rdmatensor.config import FOREIGN_NAMES, NATIVE_NAMES, VARIABLES, from_environment
+from rdmatensor.config import FOREIGN_NAMES, NATIVE_NAMES, VARIABLES, Variable, from_environment
+
+SETTINGS_PAGE = Path(__file__).parents[2] / "docs/settings.md"
 
 GOOD = {
     "TRANSPORT": ("TCP", "transport", "tcp"),
@@ -179,22 +181,31 @@ def test_what_the_c_library_reads_itself_is_known() -> None:
         from_environment({"RDMATENSOR_VERBS_QP": "4"})
 
 
-def test_the_readme_has_the_table() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+def _default(variable: Variable) -> str:
+    value = getattr(Settings(), variable.field, None)
+    if value is None:
+        return "unset"
+    return f"{value:g}" if isinstance(value, float | bool) else str(value)
+
+
+def test_the_page_of_settings_has_the_table_with_defaults() -> None:
+    page = SETTINGS_PAGE.read_text(encoding="utf-8")
     for variable in VARIABLES:
-        assert f"| `{variable.full_name}` | {variable.form} | {variable.meaning} |" in readme
+        meaning = re.sub(r"docs/(\w+\.md)", r"[\1](\1)", variable.meaning)
+        row = f"| `{variable.full_name}` | {variable.form} | {meaning} | {_default(variable)} |"
+        assert row in page.splitlines()
 
 
-def test_what_the_c_library_reads_is_in_the_list_and_in_the_readme() -> None:
-    root = Path(__file__).parents[2]
-    readme = (root / "README.md").read_text()
-    code = "".join(path.read_text() for path in sorted((root / "csrc").glob("**/*.c")))
+def test_what_the_c_library_reads_is_in_the_list_and_on_the_page_of_settings() -> None:
+    page = SETTINGS_PAGE.read_text(encoding="utf-8")
+    csrc = SETTINGS_PAGE.parents[1] / "csrc"
+    code = "".join(path.read_text() for path in sorted(csrc.glob("**/*.c")))
     # In code a name is a string of its own; in a message it is a part of one.
     read = set(re.findall(r'"(RDMATENSOR_\w+)"', code)) - {"RDMATENSOR_SECRET"}
     assert len(read) > 10
     assert read == set(NATIVE_NAMES)
     for name in read:
-        assert f"`{name}`" in readme or "_TEST_" in name, name
+        assert f"`{name}`" in page, name
 
 
 def test_only_config_reads_the_environment() -> None:

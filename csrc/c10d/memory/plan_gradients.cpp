@@ -188,7 +188,8 @@ PlanGradients::let_go(uint32_t bucket)
         const uint32_t number = buckets_[bucket][i];
         const Gradient &gradient = gradients_[number];
         at::Tensor &grad = gradient.parameter.mutable_grad();
-        if (gradient.address != 0 &&
+        /* One that was given other memory was not written where it is summed. */
+        if (gradient.address != 0 && is_in_place(held[i].grad, gradient) &&
             static_cast<uint32_t>(held[i].grad._version()) != held[i].version)
             written.push_back(number);
         if (gradient.address == 0) { /* no bytes */
