@@ -4,7 +4,8 @@
     python -m bench.doc_tables --check    exit status 1 where a page or the picture differs
 
 A table stands between `<!-- bench: FILE -->` and `<!-- bench: end -->`; FILE lies below
-bench/results. A cell has the median, with the 10th to the 90th percentile of rdmatensor's samples;
+bench/results. `<!-- bench: FILE; WORDS; WORDS -->` has only the tables whose titles have all of the
+words. A cell has the median, with the 10th to the 90th percentile of rdmatensor's samples;
 of the others the ratio of their time to rdmatensor's, **bold** where rdmatensor takes over a
 twentieth longer. bench/reasons.md has the reasons, written by hand: those whose words are all in a
 table's title stand below it if a cell is bold.
@@ -38,7 +39,11 @@ PAGES = ("README.md", "docs/measured.md", "docs/performance.md")
 ROOM = 0.95  # above it a ratio counts as noise, as in compare.py
 PICTURE = "docs/collectives.svg"
 PICTURED = ("collectives/shm_2_ranks.json", "collectives/tcp_2_ranks.json")
-_BLOCK = re.compile(r"<!-- bench: (?P<name>[^ ]+\.json) -->\n.*?<!-- bench: end -->", re.DOTALL)
+_BLOCK = re.compile(
+    r"<!-- bench: (?P<of>(?P<name>[^ ;]+\.json)(?P<words>(?:; [^;>\n]+)*)) -->\n"
+    r".*?<!-- bench: end -->",
+    re.DOTALL,
+)
 _MEANS = re.compile(
     r"<!-- bench: (?P<ways>means|plain) (?P<names>[^>]+\.json) -->\n.*?<!-- bench: end -->",
     re.DOTALL,
@@ -227,17 +232,28 @@ def head(result: Result) -> str:
     )
 
 
-def block(result: Result, reasons: Sequence[tuple[tuple[str, ...], str]]) -> str:
-    """Return the tables of a result, with the reasons below those that have bold cells."""
+def block(
+    result: Result,
+    reasons: Sequence[tuple[tuple[str, ...], str]],
+    wanted: Sequence[str] = (),
+) -> str:
+    """Return the tables of a result, with the reasons below those that have bold cells.
+
+    wanted: words that the title of a table has to have. Raises ValueError if no title has them.
+    """
     records = [record for run in result.runs for record in run.records]
     parts = [head(result)]
     for topic in (*SHAPES, *WHOLE):
         of_topic = tables.of_topic(records, topic)
         for title, lines in tables_of(topic, of_topic) if of_topic else ():
+            if not all(word in title for word in wanted):
+                continue
             parts.append(lines)
             if "**" in lines:
                 found = [why for words, why in reasons if all(word in title for word in words)]
                 parts += ["Bold: " + "; ".join(found) + "."] if found else []
+    if len(parts) == 1:
+        raise ValueError(f"no table of {result.command!r} has {', '.join(wanted)} in its title")
     return "\n\n".join(parts)
 
 
@@ -266,12 +282,16 @@ def picture(root: Path) -> str:
 
 
 def written(page: str, root: Path) -> str:
-    """Return a page with its tables as the results have them. Raises OSError without a file."""
+    """Return a page with its tables as the results have them.
+
+    Raises OSError without a file, ValueError without a table.
+    """
     reasons = reasons_in((root / "bench/reasons.md").read_text(encoding="utf-8"))
 
     def fill(match: re.Match[str]) -> str:
-        made = block(load(root / "bench/results" / match["name"]), reasons)
-        return f"<!-- bench: {match['name']} -->\n{made}\n\n<!-- bench: end -->"
+        wanted = match["words"].split("; ")[1:]
+        made = block(load(root / "bench/results" / match["name"]), reasons, wanted)
+        return f"<!-- bench: {match['of']} -->\n{made}\n\n<!-- bench: end -->"
 
     def fill_means(match: re.Match[str]) -> str:
         results = [load(root / "bench/results" / name) for name in match["names"].split()]

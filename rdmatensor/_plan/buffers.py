@@ -14,8 +14,8 @@ from graph_analysis.plan import PlannedBucket, PlannedTensor, gradient_buckets
 from graph_analysis.recording import RecordedTensor
 from rdmatensor.errors import PlanMismatch
 
-# From this size on a pack gains nothing over separate messages: "Many small tensors" in
-# docs/performance.md has the times.
+# From this size on a pack gains nothing over separate messages: docs/performance.md, "Many small
+# tensors".
 PACKED_BELOW_BYTES = 16 * 1024
 
 

@@ -52,6 +52,16 @@ def test_a_reason_stands_below_a_table_with_bold_cells_whose_title_has_its_words
     assert "because" not in doc_tables.block(result_of(_messages(96)), reasons)
 
 
+def test_words_choose_the_tables_of_a_file() -> None:
+    over_tcp = [{**record, "transport": "tcp"} for record in _messages(200)]
+    both = result_of([*_messages(200), *over_tcp])
+    assert doc_tables.block(both, []).count("half a round trip |") == 2
+    chosen = doc_tables.block(both, [], ("tcp", "half a round trip"))
+    assert chosen == doc_tables.block(result_of(over_tcp), [])
+    with pytest.raises(ValueError, match=r"no table of .* has tcp, Python in its title"):
+        doc_tables.block(both, [], ("tcp", "Python"))
+
+
 def test_a_page_that_differs_is_found_and_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -62,7 +72,7 @@ def test_a_page_that_differs_is_found_and_written(
     page = tmp_path / doc_tables.PAGES[0]
     for other in doc_tables.PAGES[1:]:
         (tmp_path / other).write_text("no table\n", encoding="utf-8")
-    page.write_text("a\n<!-- bench: full.json -->\n<!-- bench: end -->\nb\n", encoding="utf-8")
+    page.write_text("a\n<!-- bench: full.json; shm -->\n<!-- bench: end -->\nb\n", encoding="utf-8")
     save(result_of(_messages(200)), tmp_path / "bench/results")
     assert doc_tables.main(["--check"], tmp_path) == 1
     assert "README.md differs" in capsys.readouterr().err
