@@ -662,7 +662,7 @@ RDT_API uint32_t rdt_group_broken_by(rdt_group *group);
 
 /* Describes the sender's operation, so that an error can name the difference if ranks disagree.
  * Zero for plain messages. */
-/* In dtype and reduce_op, above so many bits: the halves of a number that both sides must agree on. */
+/* In dtype and reduce_op, above so many bits: halves of a number that both sides must agree on. */
 #define RDT_DESC_BITS 4
 #define RDT_DESC_MASK 15u
 struct rdt_message_desc {

@@ -509,8 +509,8 @@ describe(const struct rdti_coll *coll, char *text, size_t cap)
     return rdti_coll_only_one(coll, late, count);
 }
 
-/* What prepare() planned is numbers, of which each run has a copy. Landed tensors are the persistent
- * collective's. */
+/* What prepare() planned is numbers, of which each run has a copy. Landed tensors are the
+ * persistent collective's. */
 static void
 rest(struct rdti_coll *coll)
 {
