@@ -48,6 +48,7 @@ check imports lint-imports
 check clang-format clang-format --dry-run --Werror "${c_files[@]}"
 check layers python ci/check_layers.py
 check rooms python ci/check_rooms.py
+check names python ci/check_names.py
 check prose python ci/check_prose.py "${prose_files[@]}"
 check budgets python ci/check_budgets.py "${code_files[@]}"
 check text python ci/check_text.py "${all_files[@]}"

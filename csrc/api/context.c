@@ -41,7 +41,7 @@ static const struct rdti_upcalls upcalls = {
  * from the moment when the lane's offer was sent: the peer may be ready before this side. A
  * lingering endpoint answers by its end; after its last words it can get hold of nothing. */
 static bool
-may_use(const rdt_endpoint *ep, uint64_t exported_as)
+context_may_use(const rdt_endpoint *ep, uint64_t exported_as)
 {
     return ep->lane != NULL && ep->channel != NULL && !ep->lane->transport->caps.target_checks &&
            !(ep->is_buried && ep->is_peer_done) && /* it lingers as this side uses its memory */
@@ -50,7 +50,7 @@ may_use(const rdt_endpoint *ep, uint64_t exported_as)
 
 /* A region was freed: notifies peers that check nothing themselves, and awaits their answers. */
 static void
-on_revoke(void *arg, uint32_t index, uint32_t generation)
+context_on_revoke(void *arg, uint32_t index, uint32_t generation)
 {
     rdt_context *ctx = arg;
     const struct rdti_revoke revoke = {.index = index, .generation = generation};
@@ -62,7 +62,7 @@ on_revoke(void *arg, uint32_t index, uint32_t generation)
     const uint64_t exported_as = rdti_regions_exported_as(ctx->regions, index);
     for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next) {
         const rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
-        if (may_use(ep, exported_as))
+        if (context_may_use(ep, exported_as))
             count++;
     }
     if (count > 0)
@@ -70,7 +70,7 @@ on_revoke(void *arg, uint32_t index, uint32_t generation)
     for (struct rdti_list *node = ctx->endpoints.next; count > 0 && node != &ctx->endpoints;
          node = node->next) {
         rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
-        if (!may_use(ep, exported_as))
+        if (!context_may_use(ep, exported_as))
             continue;
         if (rdti_endpoint_push_revoke(&ep->revokes, &ep->revoke_count, &ep->revoke_cap, &revoke) !=
             RDT_OK)
@@ -84,8 +84,8 @@ on_revoke(void *arg, uint32_t index, uint32_t generation)
 /* A region has left quarantine: a device that knows its bytes forgets them first. Of the transports
  * only verbs has devices. */
 static bool
-on_region_gone(void *arg, uint32_t index, uint32_t generation, void (*then)(void *arg),
-               void *then_arg)
+context_on_region_gone(void *arg, uint32_t index, uint32_t generation, void (*then)(void *arg),
+                       void *then_arg)
 {
     const rdt_context *ctx = arg;
     const struct rdti_found *found = &ctx->found[RDT_TRANSPORT_VERBS];
@@ -98,7 +98,7 @@ on_region_gone(void *arg, uint32_t index, uint32_t generation, void (*then)(void
 
 /* over budget: one check per option, each with its message. */
 static rdt_status
-take_opts(rdt_context *ctx, const struct rdt_context_opts *opts, struct rdt_error *err)
+context_take_opts(rdt_context *ctx, const struct rdt_context_opts *opts, struct rdt_error *err)
 {
     if (opts == NULL || opts->struct_size < sizeof(*opts))
         return rdti_error_set(err, RDT_EINVAL, 0,
@@ -134,7 +134,7 @@ take_opts(rdt_context *ctx, const struct rdt_context_opts *opts, struct rdt_erro
 }
 
 static void
-close_transports(rdt_context *ctx)
+context_close_transports(rdt_context *ctx)
 {
     for (uint32_t id = 1; id < RDTI_TRANSPORT_COUNT; id++) {
         if (ctx->found[id].is_viable)
@@ -144,7 +144,7 @@ close_transports(rdt_context *ctx)
 }
 
 static rdt_status
-find_transports(rdt_context *ctx, struct rdt_error *err)
+context_find_transports(rdt_context *ctx, struct rdt_error *err)
 {
     static const struct rdti_transport *const known[] = {&rdti_transport_shm, &rdti_transport_tcp,
                                                          &rdti_transport_verbs};
@@ -175,7 +175,7 @@ find_transports(rdt_context *ctx, struct rdt_error *err)
 
 /* Frees what needs no order of undoing: everything is NULL-safe. */
 static void
-free_context(rdt_context *ctx)
+context_free(rdt_context *ctx)
 {
     struct rdti_list *node;
 
@@ -184,7 +184,7 @@ free_context(rdt_context *ctx)
     rdti_listener_close(ctx->listener);
     rdti_endpoints_abandon(ctx);
     rdti_channels_expire(&ctx->retired, UINT64_MAX);
-    close_transports(ctx);
+    context_close_transports(ctx);
     if (ctx->groups != NULL)
         (void)rdti_groups_destroy(ctx->groups, NULL);
     rdti_mailboxes_destroy(ctx->mailboxes);
@@ -211,7 +211,7 @@ free_context(rdt_context *ctx)
 }
 
 static rdt_status
-build_context(rdt_context *ctx, struct rdt_error *err)
+context_build(rdt_context *ctx, struct rdt_error *err)
 {
     rdt_status status = rdti_random_bytes(ctx->uuid, sizeof(ctx->uuid), err);
 
@@ -222,10 +222,11 @@ build_context(rdt_context *ctx, struct rdt_error *err)
         status = rdti_arena_create(ctx->opts.arena_chunk_bytes, ctx->opts.arena_max_bytes,
                                    &ctx->arena, err);
     if (status == RDT_OK)
-        status = rdti_regions_create(ctx->arena, ctx->uuid, on_revoke, ctx, &ctx->regions, err);
+        status =
+            rdti_regions_create(ctx->arena, ctx->uuid, context_on_revoke, ctx, &ctx->regions, err);
     if (status == RDT_OK) {
         rdti_regions_set_engine(ctx->regions, ctx->engine);
-        rdti_regions_set_gone(ctx->regions, on_region_gone, ctx);
+        rdti_regions_set_gone(ctx->regions, context_on_region_gone, ctx);
     }
     if (status == RDT_OK)
         status = rdti_transfer_pool_create(ctx->engine, ctx->opts.timeout_ns, &ctx->pool, err);
@@ -236,7 +237,7 @@ build_context(rdt_context *ctx, struct rdt_error *err)
     if (status != RDT_OK)
         return status;
     rdti_context_fill_host(ctx);
-    status = find_transports(ctx, err);
+    status = context_find_transports(ctx, err);
     if (status == RDT_OK)
         status = rdti_listener_open(ctx, &rdti_path_handshake_events, &ctx->listener, err);
     if (status == RDT_OK)
@@ -266,11 +267,11 @@ rdt_context_open(const struct rdt_context_opts *opts, rdt_context **out, struct 
     rdti_list_init(&ctx->rejections);
     rdti_list_init(&ctx->retired);
     ctx->last_tick_ns = rdti_now_ns();
-    status = take_opts(ctx, opts, err);
+    status = context_take_opts(ctx, opts, err);
     if (status == RDT_OK)
-        status = build_context(ctx, err);
+        status = context_build(ctx, err);
     if (status != RDT_OK) {
-        free_context(ctx);
+        context_free(ctx);
         return status;
     }
     *out = ctx;
@@ -282,7 +283,7 @@ rdt_context_open(const struct rdt_context_opts *opts, rdt_context **out, struct 
  * transfer by them. Peers that still use memory of this process are not waited for: they keep it
  * after the close. */
 static bool
-is_at_rest(void *arg)
+context_is_at_rest(void *arg)
 {
     rdt_context *ctx = arg;
 
@@ -297,7 +298,7 @@ is_at_rest(void *arg)
 }
 
 static bool
-are_channels_gone(void *arg)
+context_are_channels_gone(void *arg)
 {
     rdt_context *ctx = arg;
 
@@ -310,7 +311,7 @@ are_channels_gone(void *arg)
 /* Peers and tasks have this long; a device that uses memory of this process has as long as it
  * takes: it ends by itself, and the memory cannot be freed before. */
 static rdt_status
-wait_for_rest(rdt_context *ctx, struct rdt_error *err)
+context_wait_for_rest(rdt_context *ctx, struct rdt_error *err)
 {
     const uint64_t goodbyes_until_ns = rdti_deadline_after(CONTEXT_CLOSE_NS);
     rdt_status status;
@@ -318,21 +319,21 @@ wait_for_rest(rdt_context *ctx, struct rdt_error *err)
 
     do {
         is_ending = rdti_regions_are_ending(ctx->regions);
-        status =
-            rdti_engine_wait(ctx->engine, is_at_rest, ctx, rdti_deadline_after(CONTEXT_CLOSE_NS));
+        status = rdti_engine_wait(ctx->engine, context_is_at_rest, ctx,
+                                  rdti_deadline_after(CONTEXT_CLOSE_NS));
         is_ending = is_ending || rdti_regions_are_ending(ctx->regions);
     } while (status == RDT_ETIMEDOUT && is_ending);
     if (status != RDT_OK)
         return rdti_error_set(err, RDT_EBUSY, 0,
                               "context_close: an endpoint or a task did not end in time");
     /* A peer that is stopped never closes its half; this side's half then goes with the context. */
-    (void)rdti_engine_wait(ctx->engine, are_channels_gone, ctx, goodbyes_until_ns);
+    (void)rdti_engine_wait(ctx->engine, context_are_channels_gone, ctx, goodbyes_until_ns);
     return RDT_OK;
 }
 
 /* Closes endpoints that only peers opened, and those that still say goodbye. */
 static rdt_status
-close_endpoints(rdt_context *ctx, struct rdt_error *err)
+context_close_endpoints(rdt_context *ctx, struct rdt_error *err)
 {
     rdt_status status = RDT_OK;
 
@@ -353,11 +354,11 @@ close_endpoints(rdt_context *ctx, struct rdt_error *err)
     }
     ctx->is_closing = status == RDT_OK;
     rdti_engine_leave(ctx->engine);
-    return status == RDT_OK ? wait_for_rest(ctx, err) : status;
+    return status == RDT_OK ? context_wait_for_rest(ctx, err) : status;
 }
 
 static rdt_status
-check_childless(rdt_context *ctx, struct rdt_error *err)
+context_check_childless(rdt_context *ctx, struct rdt_error *err)
 {
     const uint64_t transfers = rdti_transfer_pool_live(ctx->pool);
     struct rdti_region_stats stats;
@@ -387,11 +388,11 @@ rdt_context_close(rdt_context *ctx, struct rdt_error *err)
     if (rdti_regions_in_drained()) /* it would wait for itself */
         return rdti_error_set(err, RDT_EBUSY, 0,
                               "context_close: called from a region's drained callback");
-    status = close_endpoints(ctx, err);
+    status = context_close_endpoints(ctx, err);
     if (status == RDT_OK)
-        status = check_childless(ctx, err);
+        status = context_check_childless(ctx, err);
     if (status == RDT_OK) {
-        free_context(ctx);
+        context_free(ctx);
         return RDT_OK;
     }
     rdti_engine_enter(ctx->engine); /* the context goes on, and admits peers again */

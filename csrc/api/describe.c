@@ -20,7 +20,7 @@
 #define NS_PER_MS_DIGITS 6
 
 static const char *
-path_name(uint32_t transport)
+describe_path_name(uint32_t transport)
 {
     static const char *const names[RDTI_TRANSPORT_COUNT] = {"none", "shm", "tcp", "verbs"};
 
@@ -28,7 +28,7 @@ path_name(uint32_t transport)
 }
 
 static void
-put_endpoint(struct rdti_json *json, rdt_endpoint *ep)
+describe_put_endpoint(struct rdti_json *json, rdt_endpoint *ep)
 {
     static const char *const states[] = {"connecting", "ready", "closing", "left", "failed"};
     const enum rdti_endpoint_state state = rdti_endpoint_get_state(ep);
@@ -39,7 +39,7 @@ put_endpoint(struct rdti_json *json, rdt_endpoint *ep)
     rdti_json_put(json, "{\"rank\":%d,\"uuid\":", (int)rdti_endpoint_rank(ep));
     rdti_json_put_hex(json, ep->uuid, RDT_UUID_BYTES);
     rdti_json_put(json, ",\"state\":\"%s\",\"path\":\"%s\",\"lane\":", states[state],
-                  path_name(rdti_endpoint_transport_id(ep)));
+                  describe_path_name(rdti_endpoint_transport_id(ep)));
     rdti_json_put_string(json, lane);
     rdti_json_put(json, ",\"is_fallback\":%s", rdti_endpoint_is_fallback(ep) ? "true" : "false");
     rdti_json_put(json, ",\"why_not_better\":");
@@ -52,10 +52,11 @@ put_endpoint(struct rdti_json *json, rdt_endpoint *ep)
 }
 
 static void
-put_settings(struct rdti_json *json, const rdt_context *ctx)
+describe_put_settings(struct rdti_json *json, const rdt_context *ctx)
 {
     rdti_json_put(json, ",\"forced_path\":\"%s\",\"required_path\":\"%s\",\"timeout_s\":",
-                  path_name(ctx->opts.force_transport), path_name(ctx->opts.require_transport));
+                  describe_path_name(ctx->opts.force_transport),
+                  describe_path_name(ctx->opts.require_transport));
     rdti_json_put_decimal(json, ctx->opts.timeout_ns, NS_PER_S_DIGITS);
     rdti_json_put(json, ",\"peer_timeout_s\":");
     rdti_json_put_decimal(json, ctx->opts.peer_timeout_ns, NS_PER_S_DIGITS);
@@ -65,12 +66,12 @@ put_settings(struct rdti_json *json, const rdt_context *ctx)
 }
 
 static void
-put_transports(struct rdti_json *json, const rdt_context *ctx)
+describe_put_transports(struct rdti_json *json, const rdt_context *ctx)
 {
     rdti_json_put(json, "\"transports\":{");
     for (uint32_t id = 1; id < RDTI_TRANSPORT_COUNT; id++) {
         rdti_json_put(json, "%s\"%s\":{\"is_viable\":%s,\"reason\":", id > 1 ? "," : "",
-                      path_name(id), ctx->found[id].is_viable ? "true" : "false");
+                      describe_path_name(id), ctx->found[id].is_viable ? "true" : "false");
         rdti_json_put_string(json, ctx->found[id].reason);
         rdti_json_put(json, "}");
     }
@@ -85,7 +86,7 @@ struct placement {
 };
 
 static bool
-is_in_arena(void *user, uintptr_t addr)
+describe_is_in_arena(void *user, uintptr_t addr)
 {
     uint32_t segment;
     uint64_t off_bytes;
@@ -95,14 +96,14 @@ is_in_arena(void *user, uintptr_t addr)
 
 /* Call without the engine's lock: the kernel inspects each page of the process. */
 static void
-find_placement(rdt_context *ctx, struct placement *out)
+describe_find_placement(rdt_context *ctx, struct placement *out)
 {
-    out->bytes_errno = rdti_numa_bytes("", is_in_arena, ctx->arena, out->node_bytes);
+    out->bytes_errno = rdti_numa_bytes("", describe_is_in_arena, ctx->arena, out->node_bytes);
     out->cpu_errno = rdti_numa_cpu_nodes("", out->is_cpu_node);
 }
 
 static uint64_t
-far_bytes(const struct placement *at)
+describe_far_bytes(const struct placement *at)
 {
     uint64_t sum = 0;
 
@@ -112,7 +113,7 @@ far_bytes(const struct placement *at)
 }
 
 static void
-put_node_bytes(struct rdti_json *json, const struct placement *at)
+describe_put_node_bytes(struct rdti_json *json, const struct placement *at)
 {
     const char *comma = "";
 
@@ -127,7 +128,7 @@ put_node_bytes(struct rdti_json *json, const struct placement *at)
 }
 
 static void
-put_cpu_nodes(struct rdti_json *json, const struct placement *at)
+describe_put_cpu_nodes(struct rdti_json *json, const struct placement *at)
 {
     const char *comma = "";
 
@@ -143,17 +144,17 @@ put_cpu_nodes(struct rdti_json *json, const struct placement *at)
 
 /* Data that the kernel does not give is null, all of it, and `reason` says so. */
 static void
-put_placement(struct rdti_json *json, const struct placement *at)
+describe_put_placement(struct rdti_json *json, const struct placement *at)
 {
     const int sys_errno = at->bytes_errno != 0 ? at->bytes_errno : at->cpu_errno;
     char reason[128];
 
     rdti_json_put(json, "{\"node_bytes\":");
     if (sys_errno == 0) {
-        put_node_bytes(json, at);
+        describe_put_node_bytes(json, at);
         rdti_json_put(json, ",\"cpu_nodes\":");
-        put_cpu_nodes(json, at);
-        rdti_json_put(json, ",\"far_bytes\":%" PRIu64 ",\"reason\":\"\"}", far_bytes(at));
+        describe_put_cpu_nodes(json, at);
+        rdti_json_put(json, ",\"far_bytes\":%" PRIu64 ",\"reason\":\"\"}", describe_far_bytes(at));
         return;
     }
     (void)snprintf(reason, sizeof(reason), "not told by the kernel: %s: %s",
@@ -165,7 +166,7 @@ put_placement(struct rdti_json *json, const struct placement *at)
 }
 
 static void
-put_memory(struct rdti_json *json, rdt_context *ctx)
+describe_put_memory(struct rdti_json *json, rdt_context *ctx)
 {
     struct rdti_arena_stats arena;
     struct rdti_region_stats regions;
@@ -189,7 +190,7 @@ put_memory(struct rdti_json *json, rdt_context *ctx)
 }
 
 static void
-put_counters(struct rdti_json *json, rdt_context *ctx)
+describe_put_counters(struct rdti_json *json, rdt_context *ctx)
 {
     struct rdt_counters c = {.struct_size = sizeof(c)};
 
@@ -226,14 +227,14 @@ put_counters(struct rdti_json *json, rdt_context *ctx)
 }
 
 static uint64_t
-load(const _Atomic uint64_t *counter)
+describe_load(const _Atomic uint64_t *counter)
 {
     return atomic_load_explicit(counter, memory_order_relaxed); /* a statistic */
 }
 
 /* What the transports moved, by path and by class. */
 static void
-put_traffic(struct rdti_json *json, const rdt_context *ctx)
+describe_put_traffic(struct rdti_json *json, const rdt_context *ctx)
 {
     static const char *const paths[RDTI_TRANSPORT_COUNT] = {"within_process", "shm", "tcp",
                                                             "verbs"};
@@ -245,7 +246,7 @@ put_traffic(struct rdti_json *json, const rdt_context *ctx)
         rdti_json_put(json, "%s\"%s\":{", path > 0 ? "," : "", paths[path]);
         for (uint32_t i = 0; i < RDTI_TRAFFIC_COUNT; i++)
             rdti_json_put(json, "%s\"%s\":%" PRIu64, i > 0 ? "," : "", classes[i],
-                          load(&ctx->moved.moved_bytes[path][i]));
+                          describe_load(&ctx->moved.moved_bytes[path][i]));
         rdti_json_put(json, "}");
     }
     rdti_json_put(json, "}");
@@ -253,7 +254,7 @@ put_traffic(struct rdti_json *json, const rdt_context *ctx)
 
 /* Bytes moved and copied and messages sent, by class. */
 static void
-put_classes(struct rdti_json *json, rdt_context *ctx)
+describe_put_classes(struct rdti_json *json, rdt_context *ctx)
 {
     struct rdt_counters c = {.struct_size = sizeof(c)};
 
@@ -271,7 +272,7 @@ put_classes(struct rdti_json *json, rdt_context *ctx)
 }
 
 static void
-put_listener(struct rdti_json *json, const rdt_context *ctx)
+describe_put_listener(struct rdti_json *json, const rdt_context *ctx)
 {
     const struct rdti_blob *blob = rdti_listener_blob(ctx->listener);
 
@@ -300,22 +301,22 @@ rdt_context_describe(rdt_context *ctx, char *buf, size_t cap, size_t *needed_out
     rdti_engine_enter(ctx->engine);
     rdti_json_put(&json, "{\"version\":\"%s\",\"uuid\":", rdt_version());
     rdti_json_put_hex(&json, ctx->uuid, RDT_UUID_BYTES);
-    put_settings(&json, ctx);
-    put_transports(&json, ctx);
-    put_listener(&json, ctx);
-    put_memory(&json, ctx);
+    describe_put_settings(&json, ctx);
+    describe_put_transports(&json, ctx);
+    describe_put_listener(&json, ctx);
+    describe_put_memory(&json, ctx);
     rdti_json_put(&json, "\"endpoints\":[");
     for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next) {
         rdti_json_put(&json, "%s", is_first ? "" : ",");
-        put_endpoint(&json, RDTI_CONTAINER(node, rdt_endpoint, link));
+        describe_put_endpoint(&json, RDTI_CONTAINER(node, rdt_endpoint, link));
         is_first = false;
     }
     rdti_json_put(&json, "],\"groups\":");
     rdti_groups_describe(ctx->groups, &json);
     rdti_json_put(&json, ",");
-    put_counters(&json, ctx);
-    put_traffic(&json, ctx);
-    put_classes(&json, ctx);
+    describe_put_counters(&json, ctx);
+    describe_put_traffic(&json, ctx);
+    describe_put_classes(&json, ctx);
     rdti_json_put(&json, "}");
     rdti_engine_leave(ctx->engine);
     return rdti_json_finish(&json, "describe", needed_out, err);
@@ -331,21 +332,21 @@ rdt_context_placement(rdt_context *ctx, char *buf, size_t cap, size_t *needed_ou
 
     if (status != RDT_OK)
         return status;
-    find_placement(ctx, &at);
+    describe_find_placement(ctx, &at);
     rdti_json_init(&json, buf, cap);
-    put_placement(&json, &at);
+    describe_put_placement(&json, &at);
     return rdti_json_finish(&json, "placement", needed_out, err);
 }
 
 static void
-add(_Atomic uint64_t *counter, uint64_t more)
+describe_add(_Atomic uint64_t *counter, uint64_t more)
 {
     if (more > 0)
         rdti_count(counter, more);
 }
 
 static uint64_t
-least(uint64_t a, uint64_t b)
+describe_least(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
 }
@@ -359,55 +360,58 @@ rdt_context_count(rdt_context *ctx, const struct rdt_counters *more)
     const size_t told_bytes = more->struct_size < sizeof(told) ? more->struct_size : sizeof(told);
 
     memcpy(&told, more, told_bytes);
-    const uint64_t planned = least(told.planned_bytes, told.moved_bytes);
-    const uint64_t planned_copies = least(told.planned_copied_bytes, told.copied_bytes);
-    const uint64_t planned_messages = least(told.planned_control_messages, told.control_messages);
+    const uint64_t planned = describe_least(told.planned_bytes, told.moved_bytes);
+    const uint64_t planned_copies = describe_least(told.planned_copied_bytes, told.copied_bytes);
+    const uint64_t planned_messages =
+        describe_least(told.planned_control_messages, told.control_messages);
 
-    add(&ctx->counters.writes, more->writes);
-    add(&moved[RDTI_TRAFFIC_PLANNED], planned);
-    add(&moved[RDTI_TRAFFIC_DYNAMIC], more->moved_bytes - planned);
-    add(&core->copied_bytes[RDTI_TRAFFIC_PLANNED], planned_copies);
-    add(&core->copied_bytes[RDTI_TRAFFIC_DYNAMIC], more->copied_bytes - planned_copies);
-    add(&core->control_messages[RDTI_TRAFFIC_PLANNED], planned_messages);
-    add(&core->control_messages[RDTI_TRAFFIC_DYNAMIC], more->control_messages - planned_messages);
-    add(&ctx->counters.credits_alone, more->credits_alone);
-    add(&ctx->counters.verified_bytes, more->verified_bytes);
-    add(&ctx->counters.mismatches, more->mismatches);
+    describe_add(&ctx->counters.writes, more->writes);
+    describe_add(&moved[RDTI_TRAFFIC_PLANNED], planned);
+    describe_add(&moved[RDTI_TRAFFIC_DYNAMIC], more->moved_bytes - planned);
+    describe_add(&core->copied_bytes[RDTI_TRAFFIC_PLANNED], planned_copies);
+    describe_add(&core->copied_bytes[RDTI_TRAFFIC_DYNAMIC], more->copied_bytes - planned_copies);
+    describe_add(&core->control_messages[RDTI_TRAFFIC_PLANNED], planned_messages);
+    describe_add(&core->control_messages[RDTI_TRAFFIC_DYNAMIC],
+                 more->control_messages - planned_messages);
+    describe_add(&ctx->counters.credits_alone, more->credits_alone);
+    describe_add(&ctx->counters.verified_bytes, more->verified_bytes);
+    describe_add(&ctx->counters.mismatches, more->mismatches);
 }
 
 /* Counted by the core and by the transports. */
 static uint64_t
-copied_of(const rdt_context *ctx, enum rdti_traffic traffic)
+describe_copied_of(const rdt_context *ctx, enum rdti_traffic traffic)
 {
-    return load(&ctx->counters.copied_bytes[traffic]) + load(&ctx->moved.copied_bytes[traffic]);
+    return describe_load(&ctx->counters.copied_bytes[traffic]) +
+           describe_load(&ctx->moved.copied_bytes[traffic]);
 }
 
 /* copied_bytes and control_messages, and their parts. */
 static void
-sum_classes(const rdt_context *ctx, struct rdt_counters *out)
+describe_sum_classes(const rdt_context *ctx, struct rdt_counters *out)
 {
     const _Atomic uint64_t *messages = ctx->counters.control_messages;
 
-    out->planned_copied_bytes = copied_of(ctx, RDTI_TRAFFIC_PLANNED);
-    out->dynamic_copied_bytes = copied_of(ctx, RDTI_TRAFFIC_DYNAMIC);
+    out->planned_copied_bytes = describe_copied_of(ctx, RDTI_TRAFFIC_PLANNED);
+    out->dynamic_copied_bytes = describe_copied_of(ctx, RDTI_TRAFFIC_DYNAMIC);
     out->copied_bytes = out->planned_copied_bytes + out->dynamic_copied_bytes +
-                        copied_of(ctx, RDTI_TRAFFIC_CONTROL);
-    out->planned_control_messages = load(&messages[RDTI_TRAFFIC_PLANNED]);
-    out->dynamic_control_messages = load(&messages[RDTI_TRAFFIC_DYNAMIC]);
+                        describe_copied_of(ctx, RDTI_TRAFFIC_CONTROL);
+    out->planned_control_messages = describe_load(&messages[RDTI_TRAFFIC_PLANNED]);
+    out->dynamic_control_messages = describe_load(&messages[RDTI_TRAFFIC_DYNAMIC]);
     out->control_messages = out->planned_control_messages + out->dynamic_control_messages +
-                            load(&messages[RDTI_TRAFFIC_CONTROL]);
+                            describe_load(&messages[RDTI_TRAFFIC_CONTROL]);
 }
 
 /* moved_bytes and its parts. */
 static void
-sum_moved(const rdt_context *ctx, struct rdt_counters *out)
+describe_sum_moved(const rdt_context *ctx, struct rdt_counters *out)
 {
     uint64_t paths[RDTI_TRANSPORT_COUNT] = {0};
     uint64_t classes[RDTI_TRAFFIC_COUNT] = {0};
 
     for (uint32_t path = 0; path < RDTI_TRANSPORT_COUNT; path++) {
         for (uint32_t i = 0; i < RDTI_TRAFFIC_COUNT; i++) {
-            const uint64_t bytes = load(&ctx->moved.moved_bytes[path][i]);
+            const uint64_t bytes = describe_load(&ctx->moved.moved_bytes[path][i]);
             paths[path] += bytes;
             classes[i] += bytes;
         }
@@ -431,29 +435,29 @@ rdt_context_counters(rdt_context *ctx, struct rdt_counters *out)
     rdti_regions_get_stats(ctx->regions, &regions);
     struct rdt_counters all = {
         .struct_size = struct_size,
-        .writes = load(&core->writes),
-        .reads = load(&core->reads),
-        .notifications = load(&ctx->moved.notifications),
-        .credits_alone = load(&core->credits_alone),
+        .writes = describe_load(&core->writes),
+        .reads = describe_load(&core->reads),
+        .notifications = describe_load(&ctx->moved.notifications),
+        .credits_alone = describe_load(&core->credits_alone),
         .registrations = regions.registrations,
-        .wakeups_sent = load(&ctx->moved.wakeups_sent),
-        .wire_bytes = load(&ctx->moved.wire_bytes),
-        .mailbox_eager = load(&core->mailbox_eager),
-        .mailbox_rendezvous = load(&core->mailbox_rendezvous),
-        .verified_bytes = load(&core->verified_bytes),
-        .mismatches = load(&core->mismatches),
-        .registered_bytes = load(&ctx->moved.registered_bytes),
-        .registration_ns = load(&ctx->moved.registration_ns),
+        .wakeups_sent = describe_load(&ctx->moved.wakeups_sent),
+        .wire_bytes = describe_load(&ctx->moved.wire_bytes),
+        .mailbox_eager = describe_load(&core->mailbox_eager),
+        .mailbox_rendezvous = describe_load(&core->mailbox_rendezvous),
+        .verified_bytes = describe_load(&core->verified_bytes),
+        .mismatches = describe_load(&core->mismatches),
+        .registered_bytes = describe_load(&ctx->moved.registered_bytes),
+        .registration_ns = describe_load(&ctx->moved.registration_ns),
         .wait_ns = rdti_engine_waited_ns(ctx->engine),
-        .failovers = load(&core->failovers),
-        .mailbox_placed = load(&core->mailbox_placed),
-        .fallback_bytes = load(&ctx->moved.fallback_bytes),
-        .reconnections = load(&core->reconnections),
-        .side_channel_bytes = load(&core->side_channel_bytes),
+        .failovers = describe_load(&core->failovers),
+        .mailbox_placed = describe_load(&core->mailbox_placed),
+        .fallback_bytes = describe_load(&ctx->moved.fallback_bytes),
+        .reconnections = describe_load(&core->reconnections),
+        .side_channel_bytes = describe_load(&core->side_channel_bytes),
     };
 
-    sum_moved(ctx, &all);
-    sum_classes(ctx, &all);
+    describe_sum_moved(ctx, &all);
+    describe_sum_classes(ctx, &all);
     /* An older caller's struct is shorter: fields are only ever added at the end. */
     memcpy(out, &all, struct_size < sizeof(all) ? struct_size : sizeof(all));
 }

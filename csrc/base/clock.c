@@ -6,7 +6,7 @@
 #include <time.h>
 
 static uint64_t
-read_ns(clockid_t clock)
+clock_read_ns(clockid_t clock)
 {
     struct timespec now;
 
@@ -18,13 +18,13 @@ read_ns(clockid_t clock)
 uint64_t
 rdti_now_ns(void)
 {
-    return read_ns(CLOCK_MONOTONIC);
+    return clock_read_ns(CLOCK_MONOTONIC);
 }
 
 uint64_t
 rdti_thread_cpu_ns(void)
 {
-    return read_ns(CLOCK_THREAD_CPUTIME_ID);
+    return clock_read_ns(CLOCK_THREAD_CPUTIME_ID);
 }
 
 uint64_t

@@ -15,7 +15,7 @@ static uint32_t table[256];
 static pthread_once_t table_once = PTHREAD_ONCE_INIT;
 
 static void
-make_table(void)
+crc32c_make_table(void)
 {
     for (uint32_t i = 0; i < 256; i++) {
         uint32_t crc = i;
@@ -31,7 +31,7 @@ rdti_crc32c_by_table(const void *data, size_t len_bytes)
     const uint8_t *p = data;
     uint32_t crc = UINT32_MAX;
 
-    (void)pthread_once(&table_once, make_table);
+    (void)pthread_once(&table_once, crc32c_make_table);
     for (size_t i = 0; i < len_bytes; i++)
         crc = crc >> 8 ^ table[(crc ^ p[i]) & 0xff];
     return ~crc;
@@ -43,19 +43,19 @@ rdti_crc32c_by_table(const void *data, size_t len_bytes)
 #define HARDWARE __attribute__((target("sse4.2")))
 
 static bool
-has_hardware(void)
+crc32c_has_hardware(void)
 {
     return __builtin_cpu_supports("sse4.2") != 0;
 }
 
 HARDWARE static inline uint32_t
-step8(uint32_t crc, uint64_t word)
+crc32c_step8(uint32_t crc, uint64_t word)
 {
     return (uint32_t)_mm_crc32_u64(crc, word);
 }
 
 HARDWARE static inline uint32_t
-step1(uint32_t crc, uint8_t byte)
+crc32c_step1(uint32_t crc, uint8_t byte)
 {
     return _mm_crc32_u8(crc, byte);
 }
@@ -74,19 +74,19 @@ step1(uint32_t crc, uint8_t byte)
 #endif
 
 static bool
-has_hardware(void)
+crc32c_has_hardware(void)
 {
     return (getauxval(AT_HWCAP) & 1UL << 7) != 0; /* HWCAP_CRC32 */
 }
 
 HARDWARE static inline uint32_t
-step8(uint32_t crc, uint64_t word)
+crc32c_step8(uint32_t crc, uint64_t word)
 {
     return crc_of_word(crc, word);
 }
 
 HARDWARE static inline uint32_t
-step1(uint32_t crc, uint8_t byte)
+crc32c_step1(uint32_t crc, uint8_t byte)
 {
     return crc_of_byte(crc, byte);
 }
@@ -94,7 +94,7 @@ step1(uint32_t crc, uint8_t byte)
 
 #if defined(HARDWARE)
 static inline uint64_t
-word_at(const uint8_t *p)
+crc32c_word_at(const uint8_t *p)
 {
     uint64_t word;
 
@@ -103,22 +103,22 @@ word_at(const uint8_t *p)
 }
 
 HARDWARE static uint32_t
-sum_one(const uint8_t *p, size_t len_bytes)
+crc32c_sum_one(const uint8_t *p, size_t len_bytes)
 {
     uint32_t crc = UINT32_MAX;
 
     for (; len_bytes >= sizeof(uint64_t); len_bytes -= sizeof(uint64_t)) {
-        crc = step8(crc, word_at(p));
+        crc = crc32c_step8(crc, crc32c_word_at(p));
         p += sizeof(uint64_t);
     }
     for (; len_bytes > 0; len_bytes--)
-        crc = step1(crc, *p++);
+        crc = crc32c_step1(crc, *p++);
     return ~crc;
 }
 
 /* STREAMS consecutive whole chunks. */
 HARDWARE static void
-sum_streams(const uint8_t *p, uint32_t out[STREAMS])
+crc32c_sum_streams(const uint8_t *p, uint32_t out[STREAMS])
 {
     uint32_t a = UINT32_MAX;
     uint32_t b = UINT32_MAX;
@@ -126,10 +126,10 @@ sum_streams(const uint8_t *p, uint32_t out[STREAMS])
     uint32_t d = UINT32_MAX;
 
     for (size_t i = 0; i < RDTI_SUM_CHUNK_BYTES; i += sizeof(uint64_t)) {
-        a = step8(a, word_at(p + i));
-        b = step8(b, word_at(p + i + RDTI_SUM_CHUNK_BYTES));
-        c = step8(c, word_at(p + i + 2 * RDTI_SUM_CHUNK_BYTES));
-        d = step8(d, word_at(p + i + 3 * RDTI_SUM_CHUNK_BYTES));
+        a = crc32c_step8(a, crc32c_word_at(p + i));
+        b = crc32c_step8(b, crc32c_word_at(p + i + RDTI_SUM_CHUNK_BYTES));
+        c = crc32c_step8(c, crc32c_word_at(p + i + 2 * RDTI_SUM_CHUNK_BYTES));
+        d = crc32c_step8(d, crc32c_word_at(p + i + 3 * RDTI_SUM_CHUNK_BYTES));
     }
     out[0] = ~a;
     out[1] = ~b;
@@ -140,29 +140,30 @@ sum_streams(const uint8_t *p, uint32_t out[STREAMS])
 #define HARDWARE_NAME "table"
 
 static bool
-has_hardware(void)
+crc32c_has_hardware(void)
 {
     return false;
 }
 
 static uint32_t
-sum_one(const uint8_t *p, size_t len_bytes)
+crc32c_sum_one(const uint8_t *p, size_t len_bytes)
 {
     return rdti_crc32c_by_table(p, len_bytes);
 }
 
 static void
-sum_streams(const uint8_t *p, uint32_t out[STREAMS])
+crc32c_sum_streams(const uint8_t *p, uint32_t out[STREAMS])
 {
     for (size_t i = 0; i < STREAMS; i++)
-        out[i] = sum_one(p + i * RDTI_SUM_CHUNK_BYTES, RDTI_SUM_CHUNK_BYTES);
+        out[i] = crc32c_sum_one(p + i * RDTI_SUM_CHUNK_BYTES, RDTI_SUM_CHUNK_BYTES);
 }
 #endif
 
 uint32_t
 rdti_crc32c(const void *data, size_t len_bytes)
 {
-    return has_hardware() ? sum_one(data, len_bytes) : rdti_crc32c_by_table(data, len_bytes);
+    return crc32c_has_hardware() ? crc32c_sum_one(data, len_bytes)
+                                 : rdti_crc32c_by_table(data, len_bytes);
 }
 
 void
@@ -170,8 +171,8 @@ rdti_crc32c_chunks(const void *data, size_t len_bytes, uint32_t *out)
 {
     const uint8_t *p = data;
 
-    for (; has_hardware() && len_bytes >= STREAMS * RDTI_SUM_CHUNK_BYTES; out += STREAMS) {
-        sum_streams(p, out);
+    for (; crc32c_has_hardware() && len_bytes >= STREAMS * RDTI_SUM_CHUNK_BYTES; out += STREAMS) {
+        crc32c_sum_streams(p, out);
         p += STREAMS * RDTI_SUM_CHUNK_BYTES;
         len_bytes -= STREAMS * RDTI_SUM_CHUNK_BYTES;
     }
@@ -186,5 +187,5 @@ rdti_crc32c_chunks(const void *data, size_t len_bytes, uint32_t *out)
 const char *
 rdti_crc32c_name(void)
 {
-    return has_hardware() ? HARDWARE_NAME : "table";
+    return crc32c_has_hardware() ? HARDWARE_NAME : "table";
 }

@@ -9,13 +9,13 @@
 
 #include "base/error.h"
 
-#define BLOCK_BYTES 64
+#define SHA256_BLOCK_BYTES 64
 #define LENGTH_BYTES 8 /* the message's length in bits ends the last block */
 
 struct sha256 {
     uint32_t state[8];
     uint64_t total_bytes;
-    uint8_t block[BLOCK_BYTES];
+    uint8_t block[SHA256_BLOCK_BYTES];
     size_t block_used;
 };
 
@@ -33,19 +33,19 @@ static const uint32_t round_constants[64] = {
 };
 
 static uint32_t
-rotate_right(uint32_t x, unsigned n)
+crypto_rotate_right(uint32_t x, unsigned n)
 {
     return (x >> n) | (x << (32 - n));
 }
 
 static uint32_t
-get_be32(const uint8_t *p)
+crypto_get_be32(const uint8_t *p)
 {
     return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | (uint32_t)p[3];
 }
 
 static void
-put_be32(uint8_t *p, uint32_t x)
+crypto_put_be32(uint8_t *p, uint32_t x)
 {
     for (int i = 0; i < 4; i++)
         p[i] = (uint8_t)(x >> (24 - 8 * i));
@@ -53,18 +53,18 @@ put_be32(uint8_t *p, uint32_t x)
 
 /* FIPS 180-4, 6.2.2; the names are the standard's. */
 static void
-compress(uint32_t state[8], const uint8_t block[BLOCK_BYTES])
+crypto_compress(uint32_t state[8], const uint8_t block[SHA256_BLOCK_BYTES])
 {
     uint32_t w[64];
     uint32_t v[8];
 
     for (size_t t = 0; t < 16; t++)
-        w[t] = get_be32(block + 4 * t);
+        w[t] = crypto_get_be32(block + 4 * t);
     for (size_t t = 16; t < 64; t++) {
-        const uint32_t s0 =
-            rotate_right(w[t - 15], 7) ^ rotate_right(w[t - 15], 18) ^ (w[t - 15] >> 3);
-        const uint32_t s1 =
-            rotate_right(w[t - 2], 17) ^ rotate_right(w[t - 2], 19) ^ (w[t - 2] >> 10);
+        const uint32_t s0 = crypto_rotate_right(w[t - 15], 7) ^ crypto_rotate_right(w[t - 15], 18) ^
+                            (w[t - 15] >> 3);
+        const uint32_t s1 = crypto_rotate_right(w[t - 2], 17) ^ crypto_rotate_right(w[t - 2], 19) ^
+                            (w[t - 2] >> 10);
         w[t] = w[t - 16] + s0 + w[t - 7] + s1;
     }
 
@@ -72,10 +72,12 @@ compress(uint32_t state[8], const uint8_t block[BLOCK_BYTES])
     for (size_t t = 0; t < 64; t++) {
         const uint32_t e = v[4];
         const uint32_t a = v[0];
-        const uint32_t sum1 = rotate_right(e, 6) ^ rotate_right(e, 11) ^ rotate_right(e, 25);
+        const uint32_t sum1 =
+            crypto_rotate_right(e, 6) ^ crypto_rotate_right(e, 11) ^ crypto_rotate_right(e, 25);
         const uint32_t choose = (e & v[5]) ^ (~e & v[6]);
         const uint32_t t1 = v[7] + sum1 + choose + round_constants[t] + w[t];
-        const uint32_t sum0 = rotate_right(a, 2) ^ rotate_right(a, 13) ^ rotate_right(a, 22);
+        const uint32_t sum0 =
+            crypto_rotate_right(a, 2) ^ crypto_rotate_right(a, 13) ^ crypto_rotate_right(a, 22);
         const uint32_t majority = (a & v[1]) ^ (a & v[2]) ^ (v[1] & v[2]);
 
         memmove(v + 1, v, 7 * sizeof(v[0]));
@@ -87,7 +89,7 @@ compress(uint32_t state[8], const uint8_t block[BLOCK_BYTES])
 }
 
 static void
-sha256_init(struct sha256 *h)
+crypto_sha256_init(struct sha256 *h)
 {
     /* FIPS 180-4, 5.3.3: the same bits of the square roots of the first 8 primes. */
     static const uint32_t initial[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
@@ -99,41 +101,42 @@ sha256_init(struct sha256 *h)
 }
 
 static void
-sha256_update(struct sha256 *h, const void *data, size_t len_bytes)
+crypto_sha256_update(struct sha256 *h, const void *data, size_t len_bytes)
 {
     const uint8_t *p = data;
 
     h->total_bytes += len_bytes;
     while (len_bytes > 0) {
-        const size_t room = BLOCK_BYTES - h->block_used;
+        const size_t room = SHA256_BLOCK_BYTES - h->block_used;
         const size_t part = len_bytes < room ? len_bytes : room;
 
         memcpy(h->block + h->block_used, p, part);
         h->block_used += part;
         p += part;
         len_bytes -= part;
-        if (h->block_used == BLOCK_BYTES) {
-            compress(h->state, h->block);
+        if (h->block_used == SHA256_BLOCK_BYTES) {
+            crypto_compress(h->state, h->block);
             h->block_used = 0;
         }
     }
 }
 
 static void
-sha256_final(struct sha256 *h, uint8_t out[RDTI_SHA256_BYTES])
+crypto_sha256_final(struct sha256 *h, uint8_t out[RDTI_SHA256_BYTES])
 {
-    static const uint8_t padding[BLOCK_BYTES] = {0x80};
+    static const uint8_t padding[SHA256_BLOCK_BYTES] = {0x80};
     const uint64_t total_bits = h->total_bytes * 8;
     const size_t used = h->block_used;
-    const size_t data_end = BLOCK_BYTES - LENGTH_BYTES;
+    const size_t data_end = SHA256_BLOCK_BYTES - LENGTH_BYTES;
     uint8_t length[LENGTH_BYTES];
 
-    sha256_update(h, padding, used < data_end ? data_end - used : BLOCK_BYTES + data_end - used);
-    put_be32(length, (uint32_t)(total_bits >> 32));
-    put_be32(length + 4, (uint32_t)total_bits);
-    sha256_update(h, length, sizeof(length));
+    crypto_sha256_update(h, padding,
+                         used < data_end ? data_end - used : SHA256_BLOCK_BYTES + data_end - used);
+    crypto_put_be32(length, (uint32_t)(total_bits >> 32));
+    crypto_put_be32(length + 4, (uint32_t)total_bits);
+    crypto_sha256_update(h, length, sizeof(length));
     for (size_t i = 0; i < 8; i++)
-        put_be32(out + 4 * i, h->state[i]);
+        crypto_put_be32(out + 4 * i, h->state[i]);
     explicit_bzero(h, sizeof(*h)); /* for HMAC it held the secret */
 }
 
@@ -142,37 +145,37 @@ rdti_sha256(const void *data, size_t len_bytes, uint8_t out[RDTI_SHA256_BYTES])
 {
     struct sha256 h;
 
-    sha256_init(&h);
-    sha256_update(&h, data, len_bytes);
-    sha256_final(&h, out);
+    crypto_sha256_init(&h);
+    crypto_sha256_update(&h, data, len_bytes);
+    crypto_sha256_final(&h, out);
 }
 
 void
 rdti_hmac_sha256(const uint8_t *key, size_t key_bytes, const void *data, size_t data_bytes,
                  uint8_t out[RDTI_SHA256_BYTES])
 {
-    uint8_t padded[BLOCK_BYTES] = {0};
+    uint8_t padded[SHA256_BLOCK_BYTES] = {0};
     uint8_t inner[RDTI_SHA256_BYTES];
     struct sha256 h;
 
-    if (key_bytes > BLOCK_BYTES)
+    if (key_bytes > SHA256_BLOCK_BYTES)
         rdti_sha256(key, key_bytes, padded);
     else if (key_bytes > 0)
         memcpy(padded, key, key_bytes);
 
-    for (size_t i = 0; i < BLOCK_BYTES; i++)
+    for (size_t i = 0; i < SHA256_BLOCK_BYTES; i++)
         padded[i] ^= 0x36;
-    sha256_init(&h);
-    sha256_update(&h, padded, sizeof(padded));
-    sha256_update(&h, data, data_bytes);
-    sha256_final(&h, inner);
+    crypto_sha256_init(&h);
+    crypto_sha256_update(&h, padded, sizeof(padded));
+    crypto_sha256_update(&h, data, data_bytes);
+    crypto_sha256_final(&h, inner);
 
-    for (size_t i = 0; i < BLOCK_BYTES; i++)
+    for (size_t i = 0; i < SHA256_BLOCK_BYTES; i++)
         padded[i] ^= 0x36 ^ 0x5c;
-    sha256_init(&h);
-    sha256_update(&h, padded, sizeof(padded));
-    sha256_update(&h, inner, sizeof(inner));
-    sha256_final(&h, out);
+    crypto_sha256_init(&h);
+    crypto_sha256_update(&h, padded, sizeof(padded));
+    crypto_sha256_update(&h, inner, sizeof(inner));
+    crypto_sha256_final(&h, out);
     explicit_bzero(padded, sizeof(padded));
     explicit_bzero(inner, sizeof(inner));
 }

@@ -9,7 +9,7 @@
 
 /* A cut in the middle of a UTF-8 sequence would leave bytes that Python cannot decode. */
 static void
-drop_partial_utf8(char *text, size_t len_bytes)
+error_drop_partial_utf8(char *text, size_t len_bytes)
 {
     size_t lead = len_bytes;
 
@@ -27,15 +27,15 @@ drop_partial_utf8(char *text, size_t len_bytes)
 
 /* A hint to the remedy, for errors whose remedy does not depend on the call. */
 static const char *
-hint_of(int sys_errno)
+error_hint_of(int sys_errno)
 {
     return sys_errno == EMFILE ? "; raise RLIMIT_NOFILE (ulimit -n)" : "";
 }
 
 /* The arguments may point into err itself, so the text is formatted elsewhere and copied in. */
 static void
-fill(struct rdt_error *err, rdt_status status, int sys_errno, int32_t peer_rank, const char *fmt,
-     va_list args)
+error_fill(struct rdt_error *err, rdt_status status, int sys_errno, int32_t peer_rank,
+           const char *fmt, va_list args)
 {
     char text[RDT_ERROR_MESSAGE_BYTES];
     int used = vsnprintf(text, sizeof(text), fmt, args);
@@ -47,12 +47,12 @@ fill(struct rdt_error *err, rdt_status status, int sys_errno, int32_t peer_rank,
         char buf[128];
         const char *why = strerror_r(sys_errno, buf, sizeof(buf));
         const int more = snprintf(text + used, sizeof(text) - (size_t)used, ": %s (errno %d)%s",
-                                  why, sys_errno, hint_of(sys_errno));
+                                  why, sys_errno, error_hint_of(sys_errno));
 
         used = more < 0 ? used : used + more;
     }
     if ((size_t)used >= sizeof(text))
-        drop_partial_utf8(text, sizeof(text) - 1);
+        error_drop_partial_utf8(text, sizeof(text) - 1);
 
     memset(err, 0, sizeof(*err));
     err->status = status;
@@ -69,7 +69,7 @@ rdti_error_set(struct rdt_error *err, rdt_status status, int sys_errno, const ch
     if (err == NULL)
         return status;
     va_start(args, fmt);
-    fill(err, status, sys_errno, RDT_RANK_UNKNOWN, fmt, args);
+    error_fill(err, status, sys_errno, RDT_RANK_UNKNOWN, fmt, args);
     va_end(args);
     return status;
 }
@@ -83,7 +83,7 @@ rdti_error_set_rank(struct rdt_error *err, rdt_status status, int32_t peer_rank,
     if (err == NULL)
         return status;
     va_start(args, fmt);
-    fill(err, status, 0, peer_rank, fmt, args);
+    error_fill(err, status, 0, peer_rank, fmt, args);
     va_end(args);
     return status;
 }

@@ -36,7 +36,7 @@ rdti_json_put(struct rdti_json *json, const char *fmt, ...)
 
 /* Leaves room for the final NUL. After a text did not fit, `used` stays past the buffer. */
 static void
-put_bytes(struct rdti_json *json, const char *bytes, size_t len_bytes)
+json_put_bytes(struct rdti_json *json, const char *bytes, size_t len_bytes)
 {
     if (json->used < json->cap && len_bytes < json->cap - json->used)
         memcpy(json->buf + json->used, bytes, len_bytes);
@@ -58,7 +58,7 @@ static const struct {
 /* The length of the UTF-8 sequence that begins at p, 0 if it is invalid. The final NUL is not a
  * continuation byte, so nothing is read past it. */
 static size_t
-utf8_sequence_bytes(const unsigned char *p)
+json_utf8_sequence_bytes(const unsigned char *p)
 {
     if (p[0] < 0x80)
         return 1;
@@ -80,30 +80,30 @@ rdti_json_put_string(struct rdti_json *json, const char *text)
 {
     size_t len_bytes;
 
-    put_bytes(json, "\"", 1);
+    json_put_bytes(json, "\"", 1);
     for (const char *p = text; *p != '\0'; p += len_bytes) {
         const unsigned char c = (unsigned char)*p;
-        const size_t sequence_bytes = utf8_sequence_bytes((const unsigned char *)p);
+        const size_t sequence_bytes = json_utf8_sequence_bytes((const unsigned char *)p);
         len_bytes = sequence_bytes > 0 ? sequence_bytes : 1;
         if (sequence_bytes == 0)
-            put_bytes(json, REPLACEMENT, sizeof(REPLACEMENT) - 1);
+            json_put_bytes(json, REPLACEMENT, sizeof(REPLACEMENT) - 1);
         else if (c == '"' || c == '\\')
             rdti_json_put(json, "\\%c", c);
         else if (c < 0x20)
             rdti_json_put(json, "\\u%04x", c);
         else
-            put_bytes(json, p, len_bytes);
+            json_put_bytes(json, p, len_bytes);
     }
-    put_bytes(json, "\"", 1);
+    json_put_bytes(json, "\"", 1);
 }
 
 void
 rdti_json_put_hex(struct rdti_json *json, const uint8_t *bytes, size_t len_bytes)
 {
-    put_bytes(json, "\"", 1);
+    json_put_bytes(json, "\"", 1);
     for (size_t i = 0; i < len_bytes; i++)
         rdti_json_put(json, "%02x", bytes[i]);
-    put_bytes(json, "\"", 1);
+    json_put_bytes(json, "\"", 1);
 }
 
 void

@@ -11,7 +11,7 @@
 
 /* Holds a whole struct rdt_error message and the prefix. Within PIPE_BUF, so that lines of several
  * processes do not mix in a pipe. */
-#define LINE_BYTES 1024
+#define LOG_LINE_BYTES 1024
 
 /* Relaxed everywhere: the level orders nothing. */
 static _Atomic int32_t log_level = RDT_LOG_WARN;
@@ -23,7 +23,7 @@ rdt_log_set_level(int32_t level)
 }
 
 static const char *
-level_name(int32_t level)
+log_level_name(int32_t level)
 {
     switch (level) {
     case RDT_LOG_ERROR:
@@ -39,7 +39,7 @@ level_name(int32_t level)
 
 /* The line may hold text of a peer, which must not forge a second line or control a terminal. */
 static void
-blank_control_bytes(char *text, size_t len_bytes)
+log_blank_control_bytes(char *text, size_t len_bytes)
 {
     for (size_t i = 0; i < len_bytes; i++) {
         const unsigned char byte = (unsigned char)text[i];
@@ -53,14 +53,14 @@ void
 rdti_log(int32_t level, const char *fmt, ...)
 {
     const int saved_errno = errno;
-    char line[LINE_BYTES];
+    char line[LOG_LINE_BYTES];
     va_list args;
 
     if (level > atomic_load_explicit(&log_level, memory_order_relaxed))
         return;
 
     const int head =
-        snprintf(line, sizeof(line), "rdmatensor[%ld] %s ", (long)getpid(), level_name(level));
+        snprintf(line, sizeof(line), "rdmatensor[%ld] %s ", (long)getpid(), log_level_name(level));
     if (head < 0)
         goto out;
     va_start(args, fmt);
@@ -74,7 +74,7 @@ rdti_log(int32_t level, const char *fmt, ...)
         len = sizeof(line) - 1;
         memset(line + len - 3, '.', 3);
     }
-    blank_control_bytes(line, len);
+    log_blank_control_bytes(line, len);
     line[len++] = '\n'; /* replaces the NUL */
 
     /* A failed write to stderr is ignored: there is nowhere to report it. */

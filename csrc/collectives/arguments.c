@@ -74,13 +74,13 @@ rdti_coll_end_message(rdt_transfer **transfer, uint64_t want_bytes, const char *
 
 /* Errors do not name the operation: the caller knows it, and a wrapper of the call adds it. */
 static rdt_status
-refuse(struct rdt_error *err, const char *what)
+args_refuse(struct rdt_error *err, const char *what)
 {
     return rdti_error_set(err, RDT_EINVAL, 0, "%s", what);
 }
 
 static rdt_status
-accept_dtype(struct rdti_coll *coll, struct rdt_error *err)
+args_accept_dtype(struct rdti_coll *coll, struct rdt_error *err)
 {
     const struct rdt_coll_args *args = &coll->args;
     uint64_t total_bytes;
@@ -99,7 +99,7 @@ accept_dtype(struct rdti_coll *coll, struct rdt_error *err)
 }
 
 static rdt_status
-accept_reduction(struct rdti_coll *coll, struct rdt_error *err)
+args_accept_reduction(struct rdti_coll *coll, struct rdt_error *err)
 {
     const struct rdti_reduce_table *table = rdti_reduce_best();
     const uint32_t dtype = coll->args.dtype;
@@ -118,8 +118,8 @@ accept_reduction(struct rdti_coll *coll, struct rdt_error *err)
 }
 
 static rdt_status
-accept_blocks(const struct rdti_coll *coll, void *const *blocks, const uint64_t *counts,
-              const char *name, struct rdt_error *err)
+args_accept_blocks(const struct rdti_coll *coll, void *const *blocks, const uint64_t *counts,
+                   const char *name, struct rdt_error *err)
 {
     for (uint32_t i = 0; i < coll->size; i++)
         if (blocks[i] == NULL && (counts == NULL ? coll->args.count : counts[i]) > 0)
@@ -128,18 +128,18 @@ accept_blocks(const struct rdti_coll *coll, void *const *blocks, const uint64_t 
 }
 
 static bool
-needs(const struct rdti_coll *coll, unsigned traits, unsigned of_all, unsigned of_root)
+args_needs(const struct rdti_coll *coll, unsigned traits, unsigned of_all, unsigned of_root)
 {
     return (traits & of_all) != 0 || ((traits & of_root) != 0 && coll->rank == coll->args.root);
 }
 
 /* A buffer that this member needs: `blocks`, where they may replace it and do, else `flat`. */
 static rdt_status
-accept_buffer(const struct rdti_coll *coll, bool may_be_blocks, const void *flat, const char *name,
-              struct rdt_error *err)
+args_accept_buffer(const struct rdti_coll *coll, bool may_be_blocks, const void *flat,
+                   const char *name, struct rdt_error *err)
 {
     if (may_be_blocks && coll->args.blocks != NULL)
-        return accept_blocks(coll, coll->args.blocks, NULL, "blocks", err);
+        return args_accept_blocks(coll, coll->args.blocks, NULL, "blocks", err);
     if (flat == NULL && coll->args.count > 0)
         return rdti_error_set(err, RDT_EINVAL, 0, "%s is NULL", name);
     return RDT_OK;
@@ -147,11 +147,11 @@ accept_buffer(const struct rdti_coll *coll, bool may_be_blocks, const void *flat
 
 /* Also clears `blocks` where they have no meaning. */
 static rdt_status
-accept_buffers(struct rdti_coll *coll, unsigned traits, struct rdt_error *err)
+args_accept_buffers(struct rdti_coll *coll, unsigned traits, struct rdt_error *err)
 {
     struct rdt_coll_args *args = &coll->args;
-    const bool needs_send = needs(coll, traits, SEND_ALL, SEND_ROOT);
-    const bool needs_recv = needs(coll, traits, RECV_ALL, RECV_ROOT);
+    const bool needs_send = args_needs(coll, traits, SEND_ALL, SEND_ROOT);
+    const bool needs_recv = args_needs(coll, traits, RECV_ALL, RECV_ROOT);
     const bool may_send_blocks = needs_send && (traits & BLOCKS_SEND) != 0;
     const bool may_recv_blocks = needs_recv && (traits & BLOCKS_RECV) != 0;
     rdt_status status = RDT_OK;
@@ -159,15 +159,15 @@ accept_buffers(struct rdti_coll *coll, unsigned traits, struct rdt_error *err)
     if (!may_send_blocks && !may_recv_blocks)
         args->blocks = NULL;
     if (needs_send)
-        status = accept_buffer(coll, may_send_blocks, args->send, "send", err);
+        status = args_accept_buffer(coll, may_send_blocks, args->send, "send", err);
     if (status == RDT_OK && needs_recv)
-        status = accept_buffer(coll, may_recv_blocks, args->recv, "recv", err);
+        status = args_accept_buffer(coll, may_recv_blocks, args->recv, "recv", err);
     return status;
 }
 
 /* [0, off + count) elements lie within what an address can reach. */
 static bool
-is_reachable(const struct rdti_coll *coll, uint64_t off, uint64_t count)
+args_is_reachable(const struct rdti_coll *coll, uint64_t off, uint64_t count)
 {
     uint64_t end;
     uint64_t end_bytes;
@@ -178,33 +178,33 @@ is_reachable(const struct rdti_coll *coll, uint64_t off, uint64_t count)
 
 /* One direction of ALLTOALL: counts with offsets or blocks, or neither and args->count each. */
 static rdt_status
-accept_uneven(const struct rdti_coll *coll, const uint64_t *counts, const uint64_t *offs,
-              void *const *blocks, const void *flat, struct rdt_error *err)
+args_accept_uneven(const struct rdti_coll *coll, const uint64_t *counts, const uint64_t *offs,
+                   void *const *blocks, const void *flat, struct rdt_error *err)
 {
     uint64_t any = counts == NULL ? coll->args.count : 0;
 
     if (counts != NULL && offs == NULL && blocks == NULL)
-        return refuse(err, "counts without offsets");
+        return args_refuse(err, "counts without offsets");
     for (uint32_t i = 0; counts != NULL && i < coll->size; i++) {
-        if (!is_reachable(coll, offs == NULL ? 0 : offs[i], counts[i]))
-            return refuse(err, "a count or an offset exceeds memory");
+        if (!args_is_reachable(coll, offs == NULL ? 0 : offs[i], counts[i]))
+            return args_refuse(err, "a count or an offset exceeds memory");
         any |= counts[i];
     }
     if (blocks != NULL)
-        return accept_blocks(coll, blocks, counts, "blocks", err);
-    return flat == NULL && any > 0 ? refuse(err, "send or recv is NULL") : RDT_OK;
+        return args_accept_blocks(coll, blocks, counts, "blocks", err);
+    return flat == NULL && any > 0 ? args_refuse(err, "send or recv is NULL") : RDT_OK;
 }
 
 static rdt_status
-accept_alltoall(const struct rdti_coll *coll, struct rdt_error *err)
+args_accept_alltoall(const struct rdti_coll *coll, struct rdt_error *err)
 {
     const struct rdt_coll_args *args = &coll->args;
-    rdt_status status =
-        accept_uneven(coll, args->send_counts, args->send_offs, args->send_blocks, args->send, err);
+    rdt_status status = args_accept_uneven(coll, args->send_counts, args->send_offs,
+                                           args->send_blocks, args->send, err);
 
     if (status == RDT_OK)
-        status =
-            accept_uneven(coll, args->recv_counts, args->recv_offs, args->blocks, args->recv, err);
+        status = args_accept_uneven(coll, args->recv_counts, args->recv_offs, args->blocks,
+                                    args->recv, err);
     if (status != RDT_OK)
         return status;
     const uint64_t to_self =
@@ -217,13 +217,13 @@ accept_alltoall(const struct rdti_coll *coll, struct rdt_error *err)
                               (unsigned long long)to_self, (unsigned long long)of_self);
     if (coll->size > 1 && args->send != NULL && args->send == args->recv &&
         args->send_blocks == NULL && args->blocks == NULL)
-        return refuse(err, "send and recv are the same, and it does not work in place");
+        return args_refuse(err, "send and recv are the same, and it does not work in place");
     return RDT_OK;
 }
 
 /* Fields without a meaning for the operation must not make members differ. */
 static void
-clear_unused(struct rdt_coll_args *args, unsigned traits)
+args_clear_unused(struct rdt_coll_args *args, unsigned traits)
 {
     if ((traits & HAS_ROOT) == 0)
         args->root = 0;
@@ -271,15 +271,15 @@ rdti_coll_accept(struct rdti_coll *coll, rdt_group *group, const struct rdt_coll
     if (status != RDT_OK)
         return status;
     const unsigned traits = operations[args->op].traits;
-    clear_unused(&coll->args, traits);
+    args_clear_unused(&coll->args, traits);
     if (coll->args.root >= coll->size)
         return rdti_error_set(err, RDT_EINVAL, 0, "root %u of a group of %u", args->root,
                               coll->size);
     if (args->op != RDT_COLL_BARRIER)
-        status = accept_dtype(coll, err);
+        status = args_accept_dtype(coll, err);
     if (status == RDT_OK && (traits & HAS_REDUCTION) != 0)
-        status = accept_reduction(coll, err);
+        status = args_accept_reduction(coll, err);
     if (status == RDT_OK && args->op == RDT_COLL_ALLTOALL)
-        return accept_alltoall(coll, err);
-    return status == RDT_OK ? accept_buffers(coll, traits, err) : status;
+        return args_accept_alltoall(coll, err);
+    return status == RDT_OK ? args_accept_buffers(coll, traits, err) : status;
 }

@@ -15,7 +15,7 @@ enum {
 
 /* The next of the copied arrays, or NULL where the caller has none. */
 static void *
-keep(uint64_t **at, uint32_t size, const void *array)
+arrays_keep(uint64_t **at, uint32_t size, const void *array)
 {
     uint64_t *copy = *at;
 
@@ -40,12 +40,12 @@ rdti_coll_keep_arrays(struct rdti_coll *coll, struct rdt_error *err)
         return rdti_error_set(err, RDT_ENOMEM, 0, "%s: no memory for the addresses of %u ranks",
                               rdti_coll_name(args->op), coll->size);
     coll->arrays = at;
-    args->blocks = keep(&at, coll->size, args->blocks);
-    args->send_blocks = keep(&at, coll->size, args->send_blocks);
-    args->send_counts = keep(&at, coll->size, args->send_counts);
-    args->send_offs = keep(&at, coll->size, args->send_offs);
-    args->recv_counts = keep(&at, coll->size, args->recv_counts);
-    args->recv_offs = keep(&at, coll->size, args->recv_offs);
+    args->blocks = arrays_keep(&at, coll->size, args->blocks);
+    args->send_blocks = arrays_keep(&at, coll->size, args->send_blocks);
+    args->send_counts = arrays_keep(&at, coll->size, args->send_counts);
+    args->send_offs = arrays_keep(&at, coll->size, args->send_offs);
+    args->recv_counts = arrays_keep(&at, coll->size, args->recv_counts);
+    args->recv_offs = arrays_keep(&at, coll->size, args->recv_offs);
     return RDT_OK;
 }
 
@@ -146,7 +146,7 @@ rdti_coll_desc(const struct rdti_coll *coll)
 
 /* "all_reduce (sum) of 4 float32", "broadcast of 4 float32 with root 0", "barrier". */
 static void
-in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
+arrays_in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
 {
     const uint32_t number =
         (desc->dtype & ~RDT_DESC_MASK) | (desc->reduce_op & ~RDT_DESC_MASK) >> RDT_DESC_BITS;
@@ -186,8 +186,8 @@ rdti_coll_mismatch(const struct rdti_coll *coll, uint32_t peer,
     char they[160];
     char we[160];
 
-    in_words(theirs, they, sizeof(they));
-    in_words(&ours, we, sizeof(we));
+    arrays_in_words(theirs, they, sizeof(they));
+    arrays_in_words(&ours, we, sizeof(we));
     const rdt_status status =
         rdti_error_set(err, RDT_EMISMATCH, 0,
                        "%s called %s as collective #%llu of the group, %s (this one) %s as "

@@ -29,8 +29,8 @@ struct rdti_pack {
 
 /* The elements of a part that belong to a chunk. */
 static uint64_t
-chunk_of_part(const struct rdti_coll *coll, const struct rdt_coll_part *part, uint32_t chunk,
-              uint64_t *begin_out)
+coalesce_chunk_of_part(const struct rdti_coll *coll, const struct rdt_coll_part *part,
+                       uint32_t chunk, uint64_t *begin_out)
 {
     *begin_out = 0;
     if (coll->pack->chunks == 1)
@@ -40,8 +40,8 @@ chunk_of_part(const struct rdti_coll *coll, const struct rdt_coll_part *part, ui
 }
 
 static rdt_status
-accept_part(const struct rdti_coll *coll, const struct rdt_coll_part *part, uint32_t number,
-            struct rdt_error *err)
+coalesce_accept_part(const struct rdti_coll *coll, const struct rdt_coll_part *part,
+                     uint32_t number, struct rdt_error *err)
 {
     if (part->count > RDT_COLL_PART_MAX_BYTES / coll->elem_bytes)
         return rdti_error_set(err, RDT_EINVAL, 0,
@@ -56,7 +56,7 @@ accept_part(const struct rdti_coll *coll, const struct rdt_coll_part *part, uint
 
 /* FNV-1a over the counts, folded to what there is room for. */
 static uint32_t
-digest_of(const struct rdti_pack *pack)
+coalesce_digest_of(const struct rdti_pack *pack)
 {
     uint64_t hash = UINT64_C(0xcbf29ce484222325);
 
@@ -73,7 +73,7 @@ digest_of(const struct rdti_pack *pack)
  * whole cache lines make the ring cut there.
  */
 static void
-lay_out(struct rdti_coll *coll)
+coalesce_lay_out(struct rdti_coll *coll)
 {
     struct rdti_pack *pack = coll->pack;
     const uint64_t granule = MEMORY_ALIGNMENT / coll->elem_bytes;
@@ -85,7 +85,7 @@ lay_out(struct rdti_coll *coll)
     for (uint32_t i = 0; i < pack->part_count; i++) {
         const uint64_t len_bytes = pack->parts[i].count * coll->elem_bytes;
         pack->unit_bytes = len_bytes > pack->unit_bytes ? len_bytes : pack->unit_bytes;
-        first_chunk += chunk_of_part(coll, &pack->parts[i], 0, &begin);
+        first_chunk += coalesce_chunk_of_part(coll, &pack->parts[i], 0, &begin);
     }
     pack->chunk_elems = first_chunk;
     if (pack->chunks > 1)
@@ -97,7 +97,7 @@ lay_out(struct rdti_coll *coll)
  * writes the bytes that belong to no part: they are summed with the rest.
  */
 static uint64_t
-copy_block(const struct rdti_coll *coll, uint8_t *block, uint32_t member, bool is_out)
+coalesce_copy_block(const struct rdti_coll *coll, uint8_t *block, uint32_t member, bool is_out)
 {
     const struct rdti_pack *pack = coll->pack;
     const uint64_t chunk_bytes = pack->chunk_elems * coll->elem_bytes;
@@ -109,7 +109,8 @@ copy_block(const struct rdti_coll *coll, uint8_t *block, uint32_t member, bool i
         uint8_t *end = at + chunk_bytes;
         for (uint32_t i = 0; i < pack->part_count; i++) {
             const struct rdt_coll_part *part = &pack->parts[i];
-            const uint64_t len = chunk_of_part(coll, part, chunk, &begin) * coll->elem_bytes;
+            const uint64_t len =
+                coalesce_chunk_of_part(coll, part, chunk, &begin) * coll->elem_bytes;
             const uint64_t off = (member * part->count + begin) * coll->elem_bytes;
             if (len == 0)
                 continue;
@@ -127,7 +128,7 @@ copy_block(const struct rdti_coll *coll, uint8_t *block, uint32_t member, bool i
 }
 
 static void
-count_copied(const struct rdti_coll *coll, uint64_t bytes)
+coalesce_count_copied(const struct rdti_coll *coll, uint64_t bytes)
 {
     const struct rdt_counters done = {.struct_size = sizeof(done), .copied_bytes = bytes};
 
@@ -137,7 +138,7 @@ count_copied(const struct rdti_coll *coll, uint64_t bytes)
 /* All_reduce works in place. For the others the side with a block for each member comes first, then
  * the side with one. */
 static rdt_status
-gather(struct rdti_coll *coll, struct rdt_error *err)
+coalesce_gather(struct rdti_coll *coll, struct rdt_error *err)
 {
     struct rdti_pack *pack = coll->pack;
     struct rdt_coll_args *args = &coll->args;
@@ -158,9 +159,9 @@ gather(struct rdti_coll *coll, struct rdt_error *err)
     uint64_t copied_bytes = 0;
     for (uint32_t i = 0; i < (is_sent_whole ? coll->size : 1); i++)
         copied_bytes +=
-            copy_block(coll, (is_sent_whole ? pack->memory : one) + i * coll->block_bytes, i,
-                       false);
-    count_copied(coll, copied_bytes);
+            coalesce_copy_block(coll, (is_sent_whole ? pack->memory : one) + i * coll->block_bytes,
+                                i, false);
+    coalesce_count_copied(coll, copied_bytes);
     return RDT_OK;
 }
 
@@ -174,7 +175,7 @@ rdti_pack_make(struct rdti_coll *coll, const struct rdt_coll_part *parts, uint32
     if (op != RDT_COLL_ALLREDUCE && op != RDT_COLL_ALLGATHER && op != RDT_COLL_REDUCE_SCATTER)
         return rdti_error_set(err, RDT_EINVAL, 0, "%s does not go in parts", rdti_coll_name(op));
     for (uint32_t i = 0; i < part_count && status == RDT_OK; i++)
-        status = accept_part(coll, &parts[i], i, err);
+        status = coalesce_accept_part(coll, &parts[i], i, err);
     if (status != RDT_OK)
         return status;
     struct rdti_pack *pack = malloc(sizeof(*pack) + part_count * sizeof(parts[0]));
@@ -184,12 +185,12 @@ rdti_pack_make(struct rdti_coll *coll, const struct rdt_coll_part *parts, uint32
     *pack = (struct rdti_pack){.part_count = part_count};
     if (part_count > 0)
         memcpy(pack->parts, parts, part_count * sizeof(parts[0]));
-    pack->digest = digest_of(pack);
+    pack->digest = coalesce_digest_of(pack);
     coll->pack = pack;
-    lay_out(coll);
+    coalesce_lay_out(coll);
     coll->args.count = pack->chunks * pack->chunk_elems;
     coll->block_bytes = coll->args.count * coll->elem_bytes;
-    status = gather(coll, err);
+    status = coalesce_gather(coll, err);
     if (status != RDT_OK)
         rdti_pack_free(coll);
     return status;
@@ -205,8 +206,8 @@ rdti_pack_hand_out(struct rdti_coll *coll)
     uint64_t copied_bytes = 0;
     for (uint32_t i = 0; i < (is_gather ? coll->size : 1); i++)
         copied_bytes +=
-            copy_block(coll, (uint8_t *)coll->args.recv + i * coll->block_bytes, i, true);
-    count_copied(coll, copied_bytes);
+            coalesce_copy_block(coll, (uint8_t *)coll->args.recv + i * coll->block_bytes, i, true);
+    coalesce_count_copied(coll, copied_bytes);
 }
 
 void

@@ -28,7 +28,7 @@ static const uint32_t may_become[] = {
 };
 
 static void
-become(struct rdti_coll *coll, enum rdti_coll_state state)
+coll_become(struct rdti_coll *coll, enum rdti_coll_state state)
 {
     const bool is_legal = (may_become[coll->state] & 1u << state) != 0;
 
@@ -39,15 +39,15 @@ become(struct rdti_coll *coll, enum rdti_coll_state state)
 
 /* False: another thread has the turn, and will check once more because of this call. */
 static bool
-take_turn(struct rdti_coll *coll)
+coll_take_turn(struct rdti_coll *coll)
 {
     for (;;) {
         unsigned seen = TURN_FREE;
-        /* acquire: pairs with the release in end_turn(); what the other thread did is seen */
+        /* acquire: pairs with the release in coll_end_turn(); what the other thread did is seen */
         if (atomic_compare_exchange_strong_explicit(&coll->turn, &seen, TURN_TAKEN,
                                                     memory_order_acquire, memory_order_relaxed))
             return true;
-        /* release: pairs with the acquire in end_turn(); the other sees what this thread saw
+        /* release: pairs with the acquire in coll_end_turn(); the other sees what this thread saw
          * ended */
         if (seen == TURN_AGAIN ||
             atomic_compare_exchange_strong_explicit(&coll->turn, &seen, TURN_AGAIN,
@@ -58,11 +58,11 @@ take_turn(struct rdti_coll *coll)
 
 /* False: another thread came by, this one keeps the turn and there may be more to do. */
 static bool
-end_turn(struct rdti_coll *coll)
+coll_end_turn(struct rdti_coll *coll)
 {
     unsigned seen = TURN_TAKEN;
 
-    /* release, acquire on failure: pair with take_turn() */
+    /* release, acquire on failure: pair with coll_take_turn() */
     if (atomic_compare_exchange_strong_explicit(&coll->turn, &seen, TURN_FREE, memory_order_release,
                                                 memory_order_acquire))
         return true;
@@ -71,18 +71,18 @@ end_turn(struct rdti_coll *coll)
 }
 
 static void
-drop(struct rdti_coll *coll)
+coll_drop(struct rdti_coll *coll)
 {
     /* acq_rel: the thread that frees it sees all that the other did; pairs with the other's
-     * drop() */
+     * coll_drop() */
     if (atomic_fetch_sub_explicit(&coll->refs, 1, memory_order_acq_rel) == 1)
         free(coll);
 }
 
-/* Undoes make() except for the transfer and the group's reference; of a start, what it has of its
- * own. */
+/* Undoes coll_make() except for the transfer and the group's reference; of a start, what it has of
+ * its own. */
 static void
-fini(struct rdti_coll *coll)
+coll_fini(struct rdti_coll *coll)
 {
     if (coll->is_start) {
         if (!coll->is_fresh)
@@ -99,7 +99,7 @@ fini(struct rdti_coll *coll)
 }
 
 static void
-finish(struct rdti_coll *coll, rdt_status status)
+coll_finish(struct rdti_coll *coll, rdt_status status)
 {
     rdt_transfer *transfer = coll->transfer;
 
@@ -107,12 +107,12 @@ finish(struct rdti_coll *coll, rdt_status status)
         rdti_pack_hand_out(coll);
     if (status == RDT_OK && coll->team != NULL)
         rdti_team_count_ran(coll->team, coll->algorithm->name);
-    fini(coll);
+    coll_fini(coll);
     rdt_group_release(coll->group);
     coll->group = NULL;
     if (coll->persistent != NULL)
         status = rdti_persistent_end(coll->persistent, coll, status);
-    become(coll, RDTI_COLL_FINISHED);
+    coll_become(coll, RDTI_COLL_FINISHED);
     rdt_transfer_finish(transfer, status, status == RDT_OK ? NULL : &coll->error);
 }
 
@@ -142,11 +142,11 @@ rdti_coll_name_operation(const char *name, rdt_status status, struct rdt_error *
  * forked, no member can be notified.
  */
 static void
-begin_draining(struct rdti_coll *coll, rdt_status status, const struct rdt_error *err)
+coll_begin_draining(struct rdti_coll *coll, rdt_status status, const struct rdt_error *err)
 {
     char reason[RDT_ERROR_MESSAGE_BYTES + RDTI_COLL_RANK_BYTES + 4];
 
-    become(coll, RDTI_COLL_DRAINING);
+    coll_become(coll, RDTI_COLL_DRAINING);
     coll->error = *err;
     coll->error.status = status;
     if (status == RDT_ECANCELED || status == RDT_ECLOSED || status == RDT_EFORKED)
@@ -162,7 +162,7 @@ begin_draining(struct rdti_coll *coll, rdt_status status, const struct rdt_error
 
 /* Names the members that it waits for, as the error of a deadline. */
 static rdt_status
-set_awaited(const struct rdti_coll *coll, struct rdt_error *err)
+coll_set_awaited(const struct rdti_coll *coll, struct rdt_error *err)
 {
     char waiting[384];
     const uint32_t awaited = coll->algorithm->describe(coll, waiting, sizeof(waiting));
@@ -176,17 +176,17 @@ set_awaited(const struct rdti_coll *coll, struct rdt_error *err)
 
 /* Runs where tasks run, so that no task has the turn; the starter's turn came before that. */
 static void
-explain(void *arg, struct rdt_error *err)
+coll_explain(void *arg, struct rdt_error *err)
 {
     const struct rdti_coll *coll = arg;
 
     if (coll->state == RDTI_COLL_RUNNING)
-        (void)set_awaited(coll, err);
+        (void)coll_set_awaited(coll, err);
 }
 
 /* While the algorithm waits: has the group broken, a member left, or the deadline passed? */
 static rdt_status
-check_patience(struct rdti_coll *coll, struct rdt_error *err)
+coll_check_patience(struct rdti_coll *coll, struct rdt_error *err)
 {
     char name[64];
     rdt_status status = rdt_group_error(coll->group, err);
@@ -200,45 +200,46 @@ check_patience(struct rdti_coll *coll, struct rdt_error *err)
         status = coll->algorithm->check_members(coll, err);
     if (status != RDT_OK)
         return status;
-    return rdti_now_ns() - coll->start_ns < coll->timeout_ns ? RDT_EAGAIN : set_awaited(coll, err);
+    return rdti_now_ns() - coll->start_ns < coll->timeout_ns ? RDT_EAGAIN
+                                                             : coll_set_awaited(coll, err);
 }
 
 /* Call with the turn taken. */
 static void
-advance(struct rdti_coll *coll)
+coll_advance(struct rdti_coll *coll)
 {
     if (coll->state == RDTI_COLL_RUNNING) {
         struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
         rdt_status status = coll->algorithm->advance(coll, &err);
         if (status == RDT_OK) {
-            finish(coll, RDT_OK);
+            coll_finish(coll, RDT_OK);
             return;
         }
         if (status == RDT_EAGAIN)
-            status = check_patience(coll, &err);
+            status = coll_check_patience(coll, &err);
         if (status == RDT_EAGAIN)
             return;
-        begin_draining(coll, status, &err);
+        coll_begin_draining(coll, status, &err);
     }
     if (coll->state == RDTI_COLL_DRAINING && coll->algorithm->is_quiet(coll))
-        finish(coll, (rdt_status)coll->error.status);
+        coll_finish(coll, (rdt_status)coll->error.status);
 }
 
 /* The task. Its result is the collective's end, never its status: a transfer carries that. */
 static rdt_status
-drive(void *arg)
+coll_drive(void *arg)
 {
     struct rdti_coll *coll = arg;
 
-    if (!take_turn(coll))
+    if (!coll_take_turn(coll))
         return RDT_EAGAIN;
     do
-        advance(coll);
-    while (!end_turn(coll));
+        coll_advance(coll);
+    while (!coll_end_turn(coll));
     /* FINISHED is final, and only the holder of the turn gets there, so that it may be read now. */
     if (coll->state != RDTI_COLL_FINISHED)
         return RDT_EAGAIN;
-    drop(coll);
+    coll_drop(coll);
     return RDT_OK;
 }
 
@@ -267,15 +268,15 @@ rdti_coll_make_transfer(struct rdti_coll *coll, struct rdt_error *err)
         return status;
     rdt_transfer_trace(coll->transfer, rdti_coll_name(coll->args.op), RDT_RANK_UNKNOWN,
                        coll->block_bytes);
-    rdt_transfer_explain(coll->transfer, explain, coll);
+    rdt_transfer_explain(coll->transfer, coll_explain, coll);
     rdt_group_retain(coll->group); /* it may be destroyed between two rounds of this one */
     return RDT_OK;
 }
 
 /* Everything that can be refused; other members see nothing of it. */
 static rdt_status
-make(rdt_group *group, const struct rdt_coll_args *args, const struct parts *parts,
-     struct rdti_coll **out, struct rdt_error *err)
+coll_make(rdt_group *group, const struct rdt_coll_args *args, const struct parts *parts,
+          struct rdti_coll **out, struct rdt_error *err)
 {
     struct rdti_coll *coll = calloc(1, sizeof(*coll));
     rdt_status status;
@@ -307,7 +308,7 @@ make(rdt_group *group, const struct rdt_coll_args *args, const struct parts *par
     return RDT_OK;
 
 err_fini:
-    fini(coll);
+    coll_fini(coll);
     goto err_free;
 err_release_team:
     rdti_pack_free(coll);
@@ -319,7 +320,7 @@ err_free:
 }
 
 static void
-take_ticket(struct rdti_coll *coll)
+coll_take_ticket(struct rdti_coll *coll)
 {
     struct rdti_direct *d = &coll->direct;
 
@@ -330,7 +331,7 @@ take_ticket(struct rdti_coll *coll)
 
 /* From here on the members count on this one: everything that can be refused was checked. */
 static void
-take_place(struct rdti_coll *coll)
+coll_take_place(struct rdti_coll *coll)
 {
     struct rdti_team *team = coll->team;
 
@@ -338,7 +339,7 @@ take_place(struct rdti_coll *coll)
     if (team == NULL)
         return;
     if (coll->algorithm->takes_turns)
-        take_ticket(coll);
+        coll_take_ticket(coll);
     (void)atomic_fetch_add_explicit(&team->calls, 1, memory_order_relaxed);
     if (coll->pack == NULL)
         return;
@@ -348,21 +349,21 @@ take_place(struct rdti_coll *coll)
 }
 
 static bool
-can_spin(const struct rdti_coll *coll)
+coll_can_spin(const struct rdti_coll *coll)
 {
     return (coll->args.flags & RDT_COLL_SPIN) != 0 && coll->algorithm->is_on_boards;
 }
 
 /* The caller waits at once, so that no thread is woken to drive it. Over boards nothing rings. */
 static bool
-is_attended(const struct rdti_coll *coll)
+coll_is_attended(const struct rdti_coll *coll)
 {
-    return (coll->args.flags & RDT_COLL_SPIN) != 0 && coll->size > 1 && !can_spin(coll);
+    return (coll->args.flags & RDT_COLL_SPIN) != 0 && coll->size > 1 && !coll_can_spin(coll);
 }
 
 /* This thread has the turn, and no other one knows the collective. True: it is over. */
 static bool
-spin(struct rdti_coll *coll)
+coll_spin(struct rdti_coll *coll)
 {
     rdt_context *ctx = rdt_group_context(coll->group);
 
@@ -370,11 +371,11 @@ spin(struct rdti_coll *coll)
         struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
         const rdt_status status = coll->algorithm->advance(coll, &err);
         if (status == RDT_OK) {
-            finish(coll, RDT_OK);
+            coll_finish(coll, RDT_OK);
             return true;
         }
         if (status != RDT_EAGAIN) {
-            begin_draining(coll, status, &err);
+            coll_begin_draining(coll, status, &err);
             return false;
         }
         if (rdt_context_linger(ctx, coll->start_ns, i) == 0)
@@ -387,43 +388,43 @@ spin(struct rdti_coll *coll)
  * task as long as it spins. False: it goes on as any other, and has begun.
  */
 static bool
-run_at_once(struct rdti_coll *coll)
+coll_run_at_once(struct rdti_coll *coll)
 {
-    if (!can_spin(coll))
+    if (!coll_can_spin(coll))
         return false;
-    take_place(coll);
-    return spin(coll);
+    coll_take_place(coll);
+    return coll_spin(coll);
 }
 
 /* The collective cannot be driven on, and the members count on it already. */
 static void
-give_up(struct rdti_coll *coll, rdt_status status, const struct rdt_error *err)
+coll_give_up(struct rdti_coll *coll, rdt_status status, const struct rdt_error *err)
 {
     if (coll->state == RDTI_COLL_RUNNING)
-        begin_draining(coll, status, err);
+        coll_begin_draining(coll, status, err);
     while (!coll->algorithm->is_quiet(coll))
         rdti_cpu_relax();
-    finish(coll, (rdt_status)coll->error.status);
+    coll_finish(coll, (rdt_status)coll->error.status);
 }
 
 /* Other members saw nothing of it. An unfinished transfer may not be dropped, so it is ended. */
 static void
-take_back(struct rdti_coll *coll, rdt_status status)
+coll_take_back(struct rdti_coll *coll, rdt_status status)
 {
     rdt_transfer *transfer = coll->transfer;
 
-    finish(coll, status);
+    coll_finish(coll, status);
     rdt_transfer_free(transfer);
     free(coll);
 }
 
 /*
  * The task is there before anything is posted, because posted messages cannot be taken back. This
- * thread has the turn before the task can run. Relaxed: add_task() publishes both. A group of one
- * posts nothing and needs none.
+ * thread has the turn before the task can run. Relaxed: coll_add_task() publishes both. A group of
+ * one posts nothing and needs none.
  */
 static rdt_status
-add_task(struct rdti_coll *coll, struct rdt_error *err)
+coll_add_task(struct rdti_coll *coll, struct rdt_error *err)
 {
     const bool needs_task = coll->size > 1;
     rdt_status status = RDT_OK;
@@ -434,39 +435,39 @@ add_task(struct rdti_coll *coll, struct rdt_error *err)
     if (coll->algorithm->takes_turns && !coll->is_start)
         status = rdti_coll_keep_arrays(coll, err);
     if (status == RDT_OK && needs_task)
-        status = rdt_context_add_task(rdt_group_context(coll->group), drive, coll, err);
+        status = rdt_context_add_task(rdt_group_context(coll->group), coll_drive, coll, err);
     return status;
 }
 
 /* Takes coll over; its transfer is the caller's if RDT_OK is returned. */
 static rdt_status
-begin(struct rdti_coll *coll, struct rdt_error *err)
+coll_begin(struct rdti_coll *coll, struct rdt_error *err)
 {
     struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
-    const bool has_begun = can_spin(coll);
+    const bool has_begun = coll_can_spin(coll);
 
-    if (run_at_once(coll)) {
+    if (coll_run_at_once(coll)) {
         free(coll);
         return RDT_OK;
     }
-    const rdt_status status = add_task(coll, &why);
+    const rdt_status status = coll_add_task(coll, &why);
     if (status != RDT_OK && has_begun) {
-        give_up(coll, status, &why);
+        coll_give_up(coll, status, &why);
         free(coll);
         return RDT_OK;
     }
     if (status != RDT_OK) {
-        take_back(coll, status);
+        coll_take_back(coll, status);
         if (err != NULL)
             *err = why;
         return status;
     }
     if (!has_begun)
-        take_place(coll);
+        coll_take_place(coll);
     do
-        advance(coll);
-    while (!end_turn(coll));
-    drop(coll);
+        coll_advance(coll);
+    while (!coll_end_turn(coll));
+    coll_drop(coll);
     return RDT_OK;
 }
 
@@ -474,11 +475,11 @@ rdt_status
 rdti_coll_begin(struct rdti_coll *coll, rdt_transfer **out, struct rdt_error *err)
 {
     rdt_transfer *transfer = coll->transfer;
-    rdt_context *ctx = is_attended(coll) ? rdt_group_context(coll->group) : NULL;
+    rdt_context *ctx = coll_is_attended(coll) ? rdt_group_context(coll->group) : NULL;
 
     if (ctx != NULL)
         rdt_context_attend(ctx);
-    const rdt_status status = begin(coll, err);
+    const rdt_status status = coll_begin(coll, err);
     if (ctx != NULL)
         rdt_context_unattend(ctx);
     if (status == RDT_OK)
@@ -488,8 +489,8 @@ rdti_coll_begin(struct rdti_coll *coll, rdt_transfer **out, struct rdt_error *er
 
 /* persistent: whose exchange it is, or NULL. */
 static rdt_status
-start(rdt_group *group, const struct rdt_coll_args *args, const struct parts *parts,
-      struct rdt_persistent *persistent, rdt_transfer **out, struct rdt_error *err)
+coll_start(rdt_group *group, const struct rdt_coll_args *args, const struct parts *parts,
+           struct rdt_persistent *persistent, rdt_transfer **out, struct rdt_error *err)
 {
     struct rdti_coll *coll = NULL;
     rdt_status status = RDT_OK;
@@ -500,7 +501,7 @@ start(rdt_group *group, const struct rdt_coll_args *args, const struct parts *pa
         status = rdt_group_error(group, err);
     if (status != RDT_OK)
         return rdti_coll_name_operation(rdti_coll_name(args->op), status, err);
-    status = make(group, args, parts, &coll, err);
+    status = coll_make(group, args, parts, &coll, err);
     if (status == RDT_EINVAL) /* of an argument: the caller knows what it called */
         return status;
     if (status != RDT_OK)
@@ -516,7 +517,7 @@ rdti_coll_post_exchange(rdt_group *group, const struct rdt_coll_args *args,
                         struct rdt_persistent *persistent, rdt_transfer **out,
                         struct rdt_error *err)
 {
-    return start(group, args, NULL, persistent, out, err);
+    return coll_start(group, args, NULL, persistent, out, err);
 }
 
 rdt_status
@@ -526,7 +527,7 @@ rdt_coll_post(rdt_group *group, const struct rdt_coll_args *args, rdt_transfer *
     if (group == NULL || args == NULL || out == NULL)
         return rdti_error_set(err, RDT_EINVAL, 0, "rdt_coll_post: %s is NULL",
                               group == NULL ? "group" : (args == NULL ? "args" : "out"));
-    return start(group, args, NULL, NULL, out, err);
+    return coll_start(group, args, NULL, NULL, out, err);
 }
 
 rdt_status
@@ -542,7 +543,7 @@ rdt_coll_post_packed(rdt_group *group, const struct rdt_coll_args *args,
     plain.send = NULL;
     plain.recv = NULL;
     plain.blocks = NULL;
-    return start(group, &plain, &(struct parts){parts, part_count}, NULL, out, err);
+    return coll_start(group, &plain, &(struct parts){parts, part_count}, NULL, out, err);
 }
 
 void

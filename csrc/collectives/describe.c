@@ -24,7 +24,7 @@ struct text {
 };
 
 static void __attribute__((format(printf, 2, 3)))
-put(struct text *text, const char *format, ...)
+coll_describe_put(struct text *text, const char *format, ...)
 {
     const bool fits = text->used < text->cap;
     va_list values;
@@ -37,33 +37,33 @@ put(struct text *text, const char *format, ...)
 }
 
 static void
-put_hosts(struct text *text, const struct rdti_team *team)
+coll_describe_put_hosts(struct text *text, const struct rdti_team *team)
 {
-    put(text, ",\"hosts\":[");
+    coll_describe_put(text, ",\"hosts\":[");
     for (uint32_t i = 0; i < team->size; i++)
-        put(text, "%s%u", i == 0 ? "" : ",", team->hosts.of[i]);
-    put(text, "]");
+        coll_describe_put(text, "%s%u", i == 0 ? "" : ",", team->hosts.of[i]);
+    coll_describe_put(text, "]");
 }
 
 static void
-put_ran(struct text *text, const struct rdti_team *team)
+coll_describe_put_ran(struct text *text, const struct rdti_team *team)
 {
-    put(text, ",\"ran\":{");
+    coll_describe_put(text, ",\"ran\":{");
     for (unsigned i = 0; team != NULL && i < RDTI_RAN_MAX; i++) {
         /* relaxed: partner in team.c */
         const char *name = atomic_load_explicit(&team->ran[i].name, memory_order_relaxed);
         if (name == NULL)
             break;
-        put(text, "%s\"%s\":%llu", i == 0 ? "" : ",", name,
-            atomic_load_explicit(&team->ran[i].count, memory_order_relaxed));
+        coll_describe_put(text, "%s\"%s\":%llu", i == 0 ? "" : ",", name,
+                          atomic_load_explicit(&team->ran[i].count, memory_order_relaxed));
     }
-    put(text, "}");
+    coll_describe_put(text, "}");
 }
 
 /* A length up to `above` at which the algorithm changes, given that `above` has another one than
  * `below`. */
 static uint64_t
-find_change(struct rdti_team *team, uint32_t op, uint64_t below, uint64_t above)
+coll_describe_find_change(struct rdti_team *team, uint32_t op, uint64_t below, uint64_t above)
 {
     const char *name = rdti_choice_at(team, op, below);
 
@@ -79,46 +79,47 @@ find_change(struct rdti_team *team, uint32_t op, uint64_t below, uint64_t above)
 
 /* The algorithms of an operation, each with the size of a block from which on it is used. */
 static void
-put_choice(struct text *text, struct rdti_team *team, uint32_t op)
+coll_describe_put_choice(struct text *text, struct rdti_team *team, uint32_t op)
 {
     const char *name = rdti_choice_at(team, op, 0);
     uint64_t below = 0;
 
-    put(text, "\"%s\":{\"0\":\"%s\"", rdti_coll_name(op), name);
+    coll_describe_put(text, "\"%s\":{\"0\":\"%s\"", rdti_coll_name(op), name);
     for (unsigned bit = 0; bit <= CHOICE_BITS; bit++) {
         const uint64_t above = UINT64_C(1) << bit;
         while (strcmp(rdti_choice_at(team, op, above), name) != 0) {
-            below = find_change(team, op, below, above);
+            below = coll_describe_find_change(team, op, below, above);
             name = rdti_choice_at(team, op, below);
-            put(text, ",\"%llu\":\"%s\"", (unsigned long long)below, name);
+            coll_describe_put(text, ",\"%llu\":\"%s\"", (unsigned long long)below, name);
         }
         below = above;
     }
-    put(text, "}");
+    coll_describe_put(text, "}");
 }
 
 static void
-put_choices(struct text *text, struct rdti_team *team)
+coll_describe_put_choices(struct text *text, struct rdti_team *team)
 {
-    put(text, ",\"chosen\":{");
+    coll_describe_put(text, ",\"chosen\":{");
     for (uint32_t op = RDT_COLL_BROADCAST; op < RDT_COLL_BARRIER; op++) {
-        put_choice(text, team, op);
-        put(text, op + 1 < RDT_COLL_BARRIER ? "," : "}");
+        coll_describe_put_choice(text, team, op);
+        coll_describe_put(text, op + 1 < RDT_COLL_BARRIER ? "," : "}");
     }
 }
 
 static void
-put_pass(struct text *text, const char *name, const struct rdti_team *team, enum rdti_pass pass)
+coll_describe_put_pass(struct text *text, const char *name, const struct rdti_team *team,
+                       enum rdti_pass pass)
 {
     const uint64_t spent_ns = team == NULL ? 0 : rdti_team_passes_ns(team, pass);
 
-    put(text, ",\"%s\":%llu.%09llu", name, (unsigned long long)(spent_ns / NS_PER_S),
-        (unsigned long long)(spent_ns % NS_PER_S));
+    coll_describe_put(text, ",\"%s\":%llu.%09llu", name, (unsigned long long)(spent_ns / NS_PER_S),
+                      (unsigned long long)(spent_ns % NS_PER_S));
 }
 
 /* The lines of a file of costs become members. */
 static void
-put_costs(struct text *text, const struct rdti_team *team)
+coll_describe_put_costs(struct text *text, const struct rdti_team *team)
 {
     const struct rdti_costs *costs = team->costs;
     char lines[COSTS_MAX_BYTES];
@@ -127,11 +128,11 @@ put_costs(struct text *text, const struct rdti_team *team)
     int len;
 
     (void)rdti_costs_print(costs, lines, sizeof(lines));
-    put(text, ",\"costs\":{\"source\":\"%s\",\"between\":\"%s\"", rdti_costs_source(costs),
-        rdti_path_name(costs->far));
+    coll_describe_put(text, ",\"costs\":{\"source\":\"%s\",\"between\":\"%s\"",
+                      rdti_costs_source(costs), rdti_path_name(costs->far));
     for (const char *at = lines; sscanf(at, "%31s %23s%n", name, digits, &len) == 2; at += len)
-        put(text, ",\"%s\":%s", name, digits);
-    put(text, "}");
+        coll_describe_put(text, ",\"%s\":%s", name, digits);
+    coll_describe_put(text, "}");
 }
 
 rdt_status
@@ -149,20 +150,20 @@ rdt_group_coll_describe(const rdt_group *group, char *buf, size_t cap, size_t *n
                               "rdt_group_coll_describe: group, buf or needed_out is NULL");
     struct rdti_team *team = rdt_group_attached(group);
     const unsigned verdict = team == NULL ? RDTI_VERDICT_UNDECIDED : rdti_team_verdict(team);
-    put(&text, "{\"way\":\"%s\"", ways[verdict]);
+    coll_describe_put(&text, "{\"way\":\"%s\"", ways[verdict]);
     if (team != NULL)
-        put(&text, ",\"algorithm\":\"%s\",\"is_deterministic\":%s", rdti_choice_name(team->choice),
-            team->is_ordered ? "true" : "false");
-    put_ran(&text, team);
-    put_pass(&text, "summing_s", team, RDTI_PASS_SUM);
-    put_pass(&text, "copying_s", team, RDTI_PASS_COPY);
+        coll_describe_put(&text, ",\"algorithm\":\"%s\",\"is_deterministic\":%s",
+                          rdti_choice_name(team->choice), team->is_ordered ? "true" : "false");
+    coll_describe_put_ran(&text, team);
+    coll_describe_put_pass(&text, "summing_s", team, RDTI_PASS_SUM);
+    coll_describe_put_pass(&text, "copying_s", team, RDTI_PASS_COPY);
     if (verdict == RDTI_VERDICT_HOSTS)
-        put_hosts(&text, team);
+        coll_describe_put_hosts(&text, team);
     if (verdict == RDTI_VERDICT_HOSTS || verdict == RDTI_VERDICT_MESSAGES) {
-        put_costs(&text, team);
-        put_choices(&text, team);
+        coll_describe_put_costs(&text, team);
+        coll_describe_put_choices(&text, team);
     }
-    put(&text, "}");
+    coll_describe_put(&text, "}");
     *needed_out = text.used;
     return text.used < cap ? RDT_OK
                            : rdti_error_set(err, RDT_EINVAL, 0, "%zu bytes are needed, not %zu",

@@ -13,7 +13,7 @@
 #include "wire/bytes.h"
 #include "wire/group/placement.h"
 
-enum state { EXCHANGING, IDLE, RUNNING, FAILED };
+enum persistent_state { EXCHANGING, IDLE, RUNNING, FAILED };
 
 /* What a member says of itself: its descriptor and its landing. */
 enum { DESC_BYTES = 24, RECORD_BYTES = DESC_BYTES + RDTI_PLACEMENT_BYTES };
@@ -35,7 +35,7 @@ struct rdt_persistent {
 };
 
 static void
-persistent_unref(struct rdt_persistent *p)
+persistent_coll_unref(struct rdt_persistent *p)
 {
     struct rdti_coll *coll = &p->coll;
 
@@ -56,13 +56,13 @@ rdti_persistent_ref(struct rdt_persistent *p)
     (void)atomic_fetch_add_explicit(&p->refs, 1, memory_order_relaxed); /* the caller has one */
 }
 
-static rdt_status persistent_settle(struct rdt_persistent *p, struct rdt_error *err);
+static rdt_status persistent_coll_settle(struct rdt_persistent *p, struct rdt_error *err);
 
 rdt_status
 rdti_persistent_end(struct rdt_persistent *p, struct rdti_coll *run, rdt_status status)
 {
     if (!run->is_start && status == RDT_OK && p->vote != VOTE_NONE)
-        status = persistent_settle(p, &run->error);
+        status = persistent_coll_settle(p, &run->error);
     const unsigned next = run->is_start || status == RDT_OK ? IDLE : FAILED;
 
     if (!run->is_start) { /* all members have the same number for it */
@@ -70,17 +70,17 @@ rdti_persistent_end(struct rdt_persistent *p, struct rdti_coll *run, rdt_status 
             p->coll.sequence = run->sequence;
         p->coll.direct.number = p->coll.sequence;
     }
-    /* release: pairs with the acquire in persistent_take(); the records and the schedule are as
-     * this thread left them */
+    /* release: pairs with the acquire in persistent_coll_take(); the records and the schedule are
+     * as this thread left them */
     atomic_store_explicit(&p->state, next, memory_order_release);
-    persistent_unref(p);
+    persistent_coll_unref(p);
     return status;
 }
 
 /* ---- Initialisation ---- */
 
 static void
-persistent_describe(struct rdt_persistent *p)
+persistent_coll_describe(struct rdt_persistent *p)
 {
     const struct rdt_message_desc desc = rdti_coll_plain_desc(&p->coll);
     struct rdti_placement landing;
@@ -95,8 +95,8 @@ persistent_describe(struct rdt_persistent *p)
 }
 
 static rdt_status
-persistent_make(rdt_group *group, const struct rdt_coll_args *args, struct rdt_persistent **out,
-                struct rdt_error *err)
+persistent_coll_make(rdt_group *group, const struct rdt_coll_args *args,
+                     struct rdt_persistent **out, struct rdt_error *err)
 {
     const size_t size = rdt_group_size(group);
     struct rdt_persistent *p = calloc(1, sizeof(*p) + size * (RECORD_BYTES + 1));
@@ -123,14 +123,14 @@ persistent_make(rdt_group *group, const struct rdt_coll_args *args, struct rdt_p
     coll->is_start = true;
     atomic_init(&p->state, EXCHANGING);
     atomic_init(&p->refs, 1); /* the user's */
-    persistent_describe(p);
+    persistent_coll_describe(p);
     *out = p;
     return RDT_OK;
 }
 
 static rdt_status
-persistent_exchange(struct rdt_persistent *p, const void *own, void *all, uint64_t len_bytes,
-                    rdt_transfer **out, struct rdt_error *err)
+persistent_coll_exchange(struct rdt_persistent *p, const void *own, void *all, uint64_t len_bytes,
+                         rdt_transfer **out, struct rdt_error *err)
 {
     const struct rdt_coll_args args = {.struct_size = sizeof(args),
                                        .op = RDT_COLL_ALLGATHER,
@@ -152,12 +152,12 @@ rdt_coll_init(rdt_group *group, const struct rdt_coll_args *args, rdt_persistent
     if (group == NULL || args == NULL || out == NULL || exchange_out == NULL)
         return rdti_error_set(err, RDT_EINVAL, 0,
                               "rdt_coll_init: group, args, out or exchange_out is NULL");
-    rdt_status status = persistent_make(group, args, &p, err);
+    rdt_status status = persistent_coll_make(group, args, &p, err);
     if (status != RDT_OK)
         return status;
-    status = persistent_exchange(p, p->own, p->records, RECORD_BYTES, exchange_out, err);
+    status = persistent_coll_exchange(p, p->own, p->records, RECORD_BYTES, exchange_out, err);
     if (status != RDT_OK) {
-        persistent_unref(p);
+        persistent_coll_unref(p);
         return status;
     }
     *out = p;
@@ -168,14 +168,14 @@ void
 rdt_coll_free(rdt_persistent *p)
 {
     if (p != NULL)
-        persistent_unref(p);
+        persistent_coll_unref(p);
 }
 
 /* ---- Binding ---- */
 
 /* RDT_OK: it is the caller's to bind or start. */
 static rdt_status
-persistent_take(struct rdt_persistent *p, struct rdt_error *err)
+persistent_coll_take(struct rdt_persistent *p, struct rdt_error *err)
 {
     unsigned seen = IDLE;
 
@@ -191,13 +191,13 @@ persistent_take(struct rdt_persistent *p, struct rdt_error *err)
 }
 
 static void
-persistent_give_back(struct rdt_persistent *p)
+persistent_coll_give_back(struct rdt_persistent *p)
 {
     atomic_store_explicit(&p->state, IDLE, memory_order_release); /* as rdti_persistent_end() */
 }
 
 static rdt_status
-persistent_compare(const struct rdt_persistent *p, struct rdt_error *err)
+persistent_coll_compare(const struct rdt_persistent *p, struct rdt_error *err)
 {
     const struct rdt_message_desc own = rdti_coll_plain_desc(&p->coll);
 
@@ -216,7 +216,7 @@ persistent_compare(const struct rdt_persistent *p, struct rdt_error *err)
 }
 
 static rdt_status
-persistent_land(struct rdt_persistent *p, struct rdt_error *err)
+persistent_coll_land(struct rdt_persistent *p, struct rdt_error *err)
 {
     struct rdti_placement *landings = calloc(p->coll.size, sizeof(*landings));
     rdt_status status = RDT_OK;
@@ -236,7 +236,7 @@ persistent_land(struct rdt_persistent *p, struct rdt_error *err)
 /* The members have exchanged their records, so that the group has chosen its way. Memory of a peer
  * that cannot be held, for example because it was freed, does not fail: all use stages then. */
 static enum vote
-persistent_prepare(struct rdt_persistent *p)
+persistent_coll_prepare(struct rdt_persistent *p)
 {
     struct rdti_coll *coll = &p->coll;
     struct rdt_error ignored;
@@ -251,28 +251,28 @@ persistent_prepare(struct rdt_persistent *p)
     if (status != RDT_OK)
         return VOTE_FAILED;
     p->is_reused = true;
-    if (!coll->algorithm->is_on_boards || persistent_land(p, &ignored) != RDT_OK)
+    if (!coll->algorithm->is_on_boards || persistent_coll_land(p, &ignored) != RDT_OK)
         return VOTE_STAGES;
     return rdti_direct_is_landed(coll) ? VOTE_LANDED : VOTE_STAGES;
 }
 
 static rdt_status
-persistent_bind(struct rdt_persistent *p, rdt_transfer **out, struct rdt_error *err)
+persistent_coll_bind(struct rdt_persistent *p, rdt_transfer **out, struct rdt_error *err)
 {
-    rdt_status status = persistent_take(p, err);
+    rdt_status status = persistent_coll_take(p, err);
 
     if (status != RDT_OK)
         return status;
-    status = persistent_compare(p, err);
+    status = persistent_coll_compare(p, err);
     if (status == RDT_OK && p->vote != VOTE_NONE)
         status = rdti_error_set(err, RDT_EINVAL, 0, "it was bound already");
     if (status != RDT_OK) {
-        persistent_give_back(p);
+        persistent_coll_give_back(p);
         return status;
     }
-    p->vote = (uint8_t)persistent_prepare(p);
+    p->vote = (uint8_t)persistent_coll_prepare(p);
     atomic_store_explicit(&p->state, EXCHANGING, memory_order_relaxed); /* the caller's */
-    status = persistent_exchange(p, &p->vote, p->votes, 1, out, err);
+    status = persistent_coll_exchange(p, &p->vote, p->votes, 1, out, err);
     if (status != RDT_OK)
         atomic_store_explicit(&p->state, FAILED, memory_order_relaxed);
     return status;
@@ -284,7 +284,7 @@ rdt_coll_bind(rdt_persistent *p, rdt_transfer **out, struct rdt_error *err)
     if (p == NULL || out == NULL)
         return rdti_error_set(err, RDT_EINVAL, 0, "rdt_coll_bind: %s is NULL",
                               p == NULL ? "persistent" : "out");
-    const rdt_status status = persistent_bind(p, out, err);
+    const rdt_status status = persistent_coll_bind(p, out, err);
     return status == RDT_OK
                ? status
                : rdti_coll_name_operation(rdti_coll_name(p->coll.args.op), status, err);
@@ -294,7 +294,7 @@ rdt_coll_bind(rdt_persistent *p, rdt_transfer **out, struct rdt_error *err)
 
 /* Counts the votes, as all members do. */
 static rdt_status
-persistent_settle(struct rdt_persistent *p, struct rdt_error *err)
+persistent_coll_settle(struct rdt_persistent *p, struct rdt_error *err)
 {
     struct rdti_coll *coll = &p->coll;
     bool all_landed = true;
@@ -318,15 +318,15 @@ persistent_settle(struct rdt_persistent *p, struct rdt_error *err)
 
 /* A schedule has the addresses of what it sends and receives, boards do not. */
 static bool
-persistent_is_fresh(const struct rdt_persistent *p, const void *aside)
+persistent_coll_is_fresh(const struct rdt_persistent *p, const void *aside)
 {
     return !p->is_reused || (aside != NULL && !p->coll.algorithm->is_on_boards);
 }
 
-/* A run of it; aside as in persistent_start(). On failure nothing of the run is left. */
+/* A run of it; aside as in persistent_coll_start(). On failure nothing of the run is left. */
 static rdt_status
-persistent_run(struct rdt_persistent *p, uint32_t flags, void *aside, struct rdti_coll **out,
-               struct rdt_error *err)
+persistent_coll_run(struct rdt_persistent *p, uint32_t flags, void *aside, struct rdti_coll **out,
+                    struct rdt_error *err)
 {
     struct rdti_coll *coll = malloc(sizeof(*coll));
     rdt_status status = RDT_OK;
@@ -337,7 +337,7 @@ persistent_run(struct rdt_persistent *p, uint32_t flags, void *aside, struct rdt
     coll->args.flags = flags;
     coll->start_ns = rdti_now_ns();
     coll->timeout_ns = rdti_coll_timeout(coll);
-    coll->is_fresh = persistent_is_fresh(p, aside);
+    coll->is_fresh = persistent_coll_is_fresh(p, aside);
     if (aside != NULL) {
         coll->is_aside = true;
         coll->args.send = aside;
@@ -362,8 +362,8 @@ persistent_run(struct rdt_persistent *p, uint32_t flags, void *aside, struct rdt
 
 /* aside: memory of this start, or NULL: the bound tensors. */
 static rdt_status
-persistent_start(struct rdt_persistent *p, uint32_t flags, void *aside, rdt_transfer **out,
-                 struct rdt_error *err)
+persistent_coll_start(struct rdt_persistent *p, uint32_t flags, void *aside, rdt_transfer **out,
+                      struct rdt_error *err)
 {
     struct rdt_coll_args wanted = p->coll.args;
     struct rdti_coll *coll = NULL;
@@ -374,15 +374,15 @@ persistent_start(struct rdt_persistent *p, uint32_t flags, void *aside, rdt_tran
     if (status == RDT_OK)
         status = rdt_group_error(p->coll.group, err);
     if (status == RDT_OK)
-        status = persistent_take(p, err);
+        status = persistent_coll_take(p, err);
     if (status != RDT_OK)
         return status;
     if (!p->is_settled)
         status = rdti_error_set(err, RDT_EINVAL, 0, "it was not bound");
     if (status == RDT_OK)
-        status = persistent_run(p, flags, aside, &coll, err);
+        status = persistent_coll_run(p, flags, aside, &coll, err);
     if (status != RDT_OK) {
-        persistent_give_back(p);
+        persistent_coll_give_back(p);
         return status;
     }
     rdti_persistent_ref(p);
@@ -390,10 +390,10 @@ persistent_start(struct rdt_persistent *p, uint32_t flags, void *aside, rdt_tran
 }
 
 static rdt_status
-persistent_start_named(struct rdt_persistent *p, uint32_t flags, void *aside, rdt_transfer **out,
-                       struct rdt_error *err)
+persistent_coll_start_named(struct rdt_persistent *p, uint32_t flags, void *aside,
+                            rdt_transfer **out, struct rdt_error *err)
 {
-    const rdt_status status = persistent_start(p, flags, aside, out, err);
+    const rdt_status status = persistent_coll_start(p, flags, aside, out, err);
 
     return status == RDT_OK
                ? status
@@ -406,7 +406,7 @@ rdt_coll_start(rdt_persistent *p, uint32_t flags, rdt_transfer **out, struct rdt
     if (p == NULL || out == NULL)
         return rdti_error_set(err, RDT_EINVAL, 0, "rdt_coll_start: %s is NULL",
                               p == NULL ? "persistent" : "out");
-    return persistent_start_named(p, flags, NULL, out, err);
+    return persistent_coll_start_named(p, flags, NULL, out, err);
 }
 
 rdt_status
@@ -419,5 +419,5 @@ rdt_coll_start_aside(rdt_persistent *p, void *memory, uint32_t flags, rdt_transf
     if (p->coll.args.op != RDT_COLL_ALLREDUCE)
         return rdti_error_set(err, RDT_EINVAL, 0, "%s: only all_reduce takes other memory",
                               rdti_coll_name(p->coll.args.op));
-    return persistent_start_named(p, flags, memory, out, err);
+    return persistent_coll_start_named(p, flags, memory, out, err);
 }

@@ -40,8 +40,8 @@ struct rdti_channel {
     bool is_ended; /* on_end was called or is running */
     bool has_socket_ended;
     bool has_lost_fds;   /* of the last message: this process had no free descriptors */
-    bool is_dispatching; /* on_socket() is on the stack */
-    bool is_zombie;      /* destroyed meanwhile: on_socket() frees it */
+    bool is_dispatching; /* channel_on_socket() is on the stack */
+    bool is_zombie;      /* destroyed meanwhile: channel_on_socket() frees it */
     bool is_deaf;        /* discards frames: retired or lingering */
     bool is_shut_due;    /* shut down the sending half when the queue is empty */
     bool is_retired;     /* has no owner; waits until the peer closes */
@@ -69,7 +69,7 @@ struct rdti_channel {
 
 /* Takes tx_lock: a sending thread may be about to request EPOLLOUT. */
 static void
-drop_watch(struct rdti_channel *channel)
+channel_drop_watch(struct rdti_channel *channel)
 {
     (void)pthread_mutex_lock(&channel->tx_lock);
     struct rdti_watch *watch = channel->watch;
@@ -79,7 +79,7 @@ drop_watch(struct rdti_channel *channel)
 }
 
 static void
-end(struct rdti_channel *channel, const struct rdt_error *err)
+channel_end(struct rdti_channel *channel, const struct rdt_error *err)
 {
     if (channel->is_ended)
         return;
@@ -88,12 +88,12 @@ end(struct rdti_channel *channel, const struct rdt_error *err)
         return;
     }
     channel->is_ended = true;
-    drop_watch(channel);
+    channel_drop_watch(channel);
     channel->events.on_end(channel->arg, err); /* may destroy the channel */
 }
 
 static ssize_t
-send_some(struct rdti_channel *channel, const struct outgoing *out)
+channel_send_some(struct rdti_channel *channel, const struct outgoing *out)
 {
     struct iovec iov = {.iov_base = (void *)(uintptr_t)(out->bytes + out->sent_bytes),
                         .iov_len = out->len_bytes - out->sent_bytes};
@@ -121,18 +121,18 @@ send_some(struct rdti_channel *channel, const struct outgoing *out)
 
 /* A temporary shortage of the kernel: no memory for buffers, or too many descriptors in flight. */
 static bool
-is_shortage(int sys_errno)
+channel_is_shortage(int sys_errno)
 {
     return sys_errno == ENOBUFS || sys_errno == ENOMEM || sys_errno == ETOOMANYREFS;
 }
 
 /* True: the socket will accept more later, and epoll will report it. */
 static bool
-on_send_error(struct rdti_channel *channel, int sys_errno)
+channel_on_send_error(struct rdti_channel *channel, int sys_errno)
 {
     if (sys_errno == EAGAIN || sys_errno == EWOULDBLOCK)
         return true;
-    if (is_shortage(sys_errno))
+    if (channel_is_shortage(sys_errno))
         return false; /* rdti_channel_flush() retries */
     /* After the shutdown the receiving side reports the end with a reason. */
     channel->is_broken = true;
@@ -142,15 +142,15 @@ on_send_error(struct rdti_channel *channel, int sys_errno)
 
 /* tx_lock held. */
 static void
-flush_queue(struct rdti_channel *channel)
+channel_flush_queue(struct rdti_channel *channel)
 {
     bool would_block = false;
 
     while (!channel->is_broken && !rdti_list_is_empty(&channel->queue)) {
         struct outgoing *out = RDTI_CONTAINER(channel->queue.next, struct outgoing, link);
-        const ssize_t sent = send_some(channel, out);
+        const ssize_t sent = channel_send_some(channel, out);
         if (sent < 0) {
-            would_block = on_send_error(channel, errno);
+            would_block = channel_on_send_error(channel, errno);
             break;
         }
         out->sent_bytes += (size_t)sent;
@@ -172,14 +172,14 @@ rdti_channel_flush(struct rdti_channel *channel)
 {
     (void)pthread_mutex_lock(&channel->tx_lock);
     if (!channel->is_waiting)
-        flush_queue(channel);
+        channel_flush_queue(channel);
     (void)pthread_mutex_unlock(&channel->tx_lock);
 }
 
 /* tx_lock held. `out` has room for the frame; the queue takes ownership. */
 static void
-enqueue(struct rdti_channel *channel, struct outgoing *out, uint16_t type, const uint8_t *payload,
-        size_t payload_bytes)
+channel_enqueue(struct rdti_channel *channel, struct outgoing *out, uint16_t type,
+                const uint8_t *payload, size_t payload_bytes)
 {
     out->len_bytes = RDTI_FRAME_HEAD_BYTES + payload_bytes;
     rdti_frame_head_encode(type, (uint32_t)payload_bytes, out->bytes);
@@ -189,14 +189,14 @@ enqueue(struct rdti_channel *channel, struct outgoing *out, uint16_t type, const
     channel->queued_bytes += out->len_bytes;
     (void)atomic_fetch_add_explicit(channel->bytes_count, out->len_bytes, memory_order_relaxed);
     if (!channel->is_waiting)
-        flush_queue(channel);
+        channel_flush_queue(channel);
 }
 
 /* tx_lock held. Takes `out`, which is NULL if its allocation failed. False: this frame is the first
  * one lost. */
 static bool
-enqueue_or_lose(struct rdti_channel *channel, struct outgoing *out, uint16_t type,
-                const uint8_t *payload, size_t payload_bytes)
+channel_enqueue_or_lose(struct rdti_channel *channel, struct outgoing *out, uint16_t type,
+                        const uint8_t *payload, size_t payload_bytes)
 {
     const size_t len_bytes = RDTI_FRAME_HEAD_BYTES + payload_bytes;
 
@@ -205,7 +205,7 @@ enqueue_or_lose(struct rdti_channel *channel, struct outgoing *out, uint16_t typ
         return true;
     }
     if (out != NULL && channel->queued_bytes + len_bytes <= QUEUE_MAX_BYTES) {
-        enqueue(channel, out, type, payload, payload_bytes);
+        channel_enqueue(channel, out, type, payload, payload_bytes);
         return true;
     }
     channel->loss = out == NULL ? RDTI_CHANNEL_LOSS_MEMORY : RDTI_CHANNEL_LOSS_UNREAD;
@@ -226,7 +226,7 @@ rdti_channel_send(struct rdti_channel *channel, uint16_t type, const uint8_t *pa
     }
     (void)pthread_mutex_lock(&channel->tx_lock);
     const size_t queued_bytes = channel->queued_bytes;
-    const bool is_kept = enqueue_or_lose(channel, out, type, payload, payload_bytes);
+    const bool is_kept = channel_enqueue_or_lose(channel, out, type, payload, payload_bytes);
     (void)pthread_mutex_unlock(&channel->tx_lock);
     if (!is_kept)
         rdti_log(RDT_LOG_ERROR, "side channel: frame %u could not be queued (%zu bytes wait)",
@@ -243,14 +243,14 @@ rdti_channel_send_last(struct rdti_channel *channel, uint16_t type, const uint8_
     channel->last_words = NULL;
     assert(out != NULL); /* the last frame is sent once */
     if (out != NULL && !channel->is_broken)
-        enqueue(channel, out, type, payload, payload_bytes);
+        channel_enqueue(channel, out, type, payload, payload_bytes);
     else
         free(out);
     (void)pthread_mutex_unlock(&channel->tx_lock);
 }
 
 static void
-keep_fds(struct rdti_channel *channel, struct msghdr *msg)
+channel_keep_fds(struct rdti_channel *channel, struct msghdr *msg)
 {
     for (struct cmsghdr *head = CMSG_FIRSTHDR(msg); head != NULL; head = CMSG_NXTHDR(msg, head)) {
         if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS)
@@ -268,7 +268,7 @@ keep_fds(struct rdti_channel *channel, struct msghdr *msg)
 }
 
 static ssize_t
-receive_some(struct rdti_channel *channel)
+channel_receive_some(struct rdti_channel *channel)
 {
     struct iovec iov = {.iov_base = channel->in + channel->in_bytes,
                         .iov_len = sizeof(channel->in) - channel->in_bytes};
@@ -287,7 +287,7 @@ receive_some(struct rdti_channel *channel)
         got = recvmsg(channel->fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     while (got < 0 && errno == EINTR);
     if (got >= 0 && channel->is_unix)
-        keep_fds(channel, &msg);
+        channel_keep_fds(channel, &msg);
     /* MSG_CTRUNC with room left: this process had no free descriptor numbers. */
     channel->has_lost_fds =
         got >= 0 && (msg.msg_flags & MSG_CTRUNC) != 0 && channel->fd_count < FDS_MAX;
@@ -296,7 +296,7 @@ receive_some(struct rdti_channel *channel)
 
 /* Delivers every complete frame. False: the channel has ended (and may be freed). */
 static bool
-dispatch_frames(struct rdti_channel *channel)
+channel_dispatch_frames(struct rdti_channel *channel)
 {
     size_t off = 0;
 
@@ -317,7 +317,7 @@ dispatch_frames(struct rdti_channel *channel)
                                               channel->in + off + RDTI_FRAME_HEAD_BYTES,
                                               payload_bytes, &err);
         if (status != RDT_OK) {
-            end(channel, &err);
+            channel_end(channel, &err);
             return false;
         }
         if (channel->is_ended)
@@ -330,7 +330,7 @@ dispatch_frames(struct rdti_channel *channel)
 }
 
 static void
-free_channel(struct rdti_channel *channel)
+channel_free(struct rdti_channel *channel)
 {
     struct rdti_list *node;
 
@@ -345,67 +345,67 @@ free_channel(struct rdti_channel *channel)
     free(channel);
 }
 
-static void shut_if_flushed(struct rdti_channel *channel);
+static void channel_shut_if_flushed(struct rdti_channel *channel);
 
 static void
-handle_socket(struct rdti_channel *channel, uint32_t epoll_events)
+channel_handle_socket(struct rdti_channel *channel, uint32_t epoll_events)
 {
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
 
     if ((epoll_events & EPOLLOUT) != 0) {
         (void)pthread_mutex_lock(&channel->tx_lock);
-        flush_queue(channel);
+        channel_flush_queue(channel);
         (void)pthread_mutex_unlock(&channel->tx_lock);
-        shut_if_flushed(channel);
+        channel_shut_if_flushed(channel);
     }
     if ((epoll_events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0)
         return;
     for (;;) {
-        const ssize_t got = receive_some(channel);
+        const ssize_t got = channel_receive_some(channel);
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return;
         if (got == 0) {
             channel->has_socket_ended = true;
             (void)rdti_error_set(&err, RDT_EPEER, 0, "its side channel closed without a goodbye");
-            end(channel, &err);
+            channel_end(channel, &err);
             return;
         }
         if (got < 0) {
             channel->has_socket_ended = true;
             (void)rdti_error_set(&err, RDT_EPEER, errno, "its side channel broke");
-            end(channel, &err);
+            channel_end(channel, &err);
             return;
         }
         if (channel->has_lost_fds) {
             (void)rdti_error_set(&err, RDT_EDEVICE, EMFILE, "descriptors of its memory are lost");
-            end(channel, &err);
+            channel_end(channel, &err);
             return;
         }
         channel->in_bytes += (size_t)got;
         /* relaxed: a time stamp for the heartbeat */
         atomic_store_explicit(&channel->last_heard_ns, rdti_now_ns(), memory_order_relaxed);
-        if (!dispatch_frames(channel))
+        if (!channel_dispatch_frames(channel))
             return;
     }
 }
 
 static void
-on_socket(void *arg, uint32_t epoll_events)
+channel_on_socket(void *arg, uint32_t epoll_events)
 {
     struct rdti_channel *channel = arg;
 
     channel->is_dispatching = true;
-    handle_socket(channel, epoll_events);
+    channel_handle_socket(channel, epoll_events);
     channel->is_dispatching = false;
     if (channel->is_zombie)
-        free_channel(channel);
+        channel_free(channel);
 }
 
 void
 rdti_channel_drain(struct rdti_channel *channel)
 {
     if (!channel->is_dispatching && !channel->is_ended)
-        on_socket(channel, EPOLLIN);
+        channel_on_socket(channel, EPOLLIN);
 }
 
 rdt_status
@@ -433,7 +433,7 @@ rdti_channel_create(struct rdti_engine *engine, int fd, bool is_unix,
     rdti_list_init(&channel->link);
     atomic_store_explicit(&channel->last_heard_ns, rdti_now_ns(), memory_order_relaxed);
     const rdt_status status =
-        rdti_engine_watch(engine, fd, EPOLLIN, on_socket, channel, &channel->watch, err);
+        rdti_engine_watch(engine, fd, EPOLLIN, channel_on_socket, channel, &channel->watch, err);
     if (status != RDT_OK) {
         free(last_words);
         free(channel);
@@ -481,7 +481,7 @@ rdti_channel_is_flushed(struct rdti_channel *channel)
 
 /* Shuts down the sending half after the last frame was sent. */
 static void
-shut_if_flushed(struct rdti_channel *channel)
+channel_shut_if_flushed(struct rdti_channel *channel)
 {
     if (channel->is_shut_due && rdti_channel_is_flushed(channel))
         (void)shutdown(channel->fd, SHUT_WR); /* ENOTCONN: the peer was faster */
@@ -507,7 +507,7 @@ void
 rdti_channel_shut(struct rdti_channel *channel)
 {
     channel->is_shut_due = true;
-    shut_if_flushed(channel);
+    channel_shut_if_flushed(channel);
 }
 
 bool
@@ -518,7 +518,7 @@ rdti_channel_linger(struct rdti_channel *channel)
     if (channel->is_ended && channel->has_socket_ended)
         return false;
     if (channel->is_ended && /* because of a frame: the socket itself is still open */
-        rdti_engine_watch(channel->engine, channel->fd, EPOLLIN, on_socket, channel,
+        rdti_engine_watch(channel->engine, channel->fd, EPOLLIN, channel_on_socket, channel,
                           &channel->watch, &err) != RDT_OK)
         return false;
     channel->is_ended = false;
@@ -544,9 +544,9 @@ rdti_channel_destroy(struct rdti_channel *channel)
     if (channel == NULL)
         return;
     rdti_list_remove(&channel->link);
-    drop_watch(channel);
+    channel_drop_watch(channel);
     channel->is_ended = true;
     channel->is_zombie = channel->is_dispatching;
     if (!channel->is_zombie)
-        free_channel(channel);
+        channel_free(channel);
 }

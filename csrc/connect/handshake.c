@@ -22,7 +22,7 @@
 /* An unknown process that connects and sends nothing occupies a place for this long. */
 #define LISTENER_DEADLINE_NS UINT64_C(5000000000)
 
-enum state { CONNECTING, WAIT_CHALLENGE, WAIT_OPENING, WAIT_AUTH };
+enum handshake_state { CONNECTING, WAIT_CHALLENGE, WAIT_OPENING, WAIT_AUTH };
 
 struct rdti_handshake {
     struct rdti_list link; /* in the context's table */
@@ -31,7 +31,7 @@ struct rdti_handshake {
     void *arg;
     const struct rdti_job *job;
     struct rdti_watch *watch;
-    enum state state;
+    enum handshake_state state;
     uint64_t deadline_ns;
     char place[96];
     struct rdti_authenticated result;
@@ -43,7 +43,7 @@ struct rdti_handshake {
 
 /* Unlinks and frees; closes the socket unless its ownership has moved (fd -1). */
 static void
-dispose(struct rdti_handshake *hs)
+handshake_dispose(struct rdti_handshake *hs)
 {
     rdti_engine_unwatch(hs->ctx->engine, hs->watch);
     if (hs->result.fd >= 0) {
@@ -58,11 +58,11 @@ void
 rdti_handshake_cancel(struct rdti_handshake *hs)
 {
     if (hs != NULL)
-        dispose(hs);
+        handshake_dispose(hs);
 }
 
 static void
-log_refusal(rdt_context *ctx, const struct rdt_error *err)
+handshake_log_refusal(rdt_context *ctx, const struct rdt_error *err)
 {
     enum rdti_refusal kind;
 
@@ -87,7 +87,7 @@ log_refusal(rdt_context *ctx, const struct rdt_error *err)
 }
 
 static void
-fail(struct rdti_handshake *hs, const struct rdt_error *err)
+handshake_fail(struct rdti_handshake *hs, const struct rdt_error *err)
 {
     rdt_context *ctx = hs->ctx;
     void *arg = hs->arg;
@@ -95,14 +95,14 @@ fail(struct rdti_handshake *hs, const struct rdt_error *err)
     const bool is_connector = hs->result.is_connector;
 
     if (!is_connector)
-        log_refusal(ctx, err);
-    dispose(hs);
+        handshake_log_refusal(ctx, err);
+    handshake_dispose(hs);
     if (is_connector)
         events->failed(ctx, arg, err);
 }
 
 static void
-finish(struct rdti_handshake *hs)
+handshake_finish(struct rdti_handshake *hs)
 {
     const struct rdti_authenticated result = hs->result;
     rdt_context *ctx = hs->ctx;
@@ -112,15 +112,15 @@ finish(struct rdti_handshake *hs)
     hs->result.fd = -1;
     rdti_engine_unwatch(ctx->engine, hs->watch);
     hs->watch = NULL;
-    dispose(hs);
+    handshake_dispose(hs);
     events->done(ctx, arg, &result);
 }
 
 /* Messages are a few hundred bytes on a new socket: a socket that does not accept one whole is
  * broken. */
 static rdt_status
-send_whole(const struct rdti_handshake *hs, const uint8_t *bytes, size_t len_bytes,
-           struct rdt_error *err)
+handshake_send_whole(const struct rdti_handshake *hs, const uint8_t *bytes, size_t len_bytes,
+                     struct rdt_error *err)
 {
     ssize_t sent;
 
@@ -135,22 +135,22 @@ send_whole(const struct rdti_handshake *hs, const uint8_t *bytes, size_t len_byt
 }
 
 static void
-reject(struct rdti_handshake *hs, const struct rdt_error *why)
+handshake_reject(struct rdti_handshake *hs, const struct rdt_error *why)
 {
     struct rdti_reject reject = {.status = why->status};
     uint8_t bytes[RDTI_REJECT_BYTES];
 
     rdti_text_copy(reject.text, sizeof(reject.text), why->message);
     rdti_reject_encode(&reject, bytes);
-    (void)send_whole(hs, bytes, sizeof(bytes),
-                     NULL); /* the refusal does not depend on its delivery */
-    fail(hs, why);
+    (void)handshake_send_whole(hs, bytes, sizeof(bytes),
+                               NULL); /* the refusal does not depend on its delivery */
+    handshake_fail(hs, why);
 }
 
 /* ---- Listener ---------------------------------------------------------------------------- */
 
 static rdt_status
-answer_hello(struct rdti_handshake *hs, struct rdt_error *err)
+handshake_answer_hello(struct rdti_handshake *hs, struct rdt_error *err)
 {
     struct rdti_authenticated *result = &hs->result;
     struct rdti_job *job = NULL;
@@ -169,7 +169,7 @@ answer_hello(struct rdti_handshake *hs, struct rdt_error *err)
     rdti_handshake_mac(RDTI_MAC_LISTENER, job->secret, job->secret_bytes, hs->hello_bytes,
                        hs->challenge_bytes, result->challenge.mac);
     rdti_challenge_encode(&result->challenge, hs->challenge_bytes);
-    status = send_whole(hs, hs->challenge_bytes, RDTI_CHALLENGE_BYTES, err);
+    status = handshake_send_whole(hs, hs->challenge_bytes, RDTI_CHALLENGE_BYTES, err);
     if (status != RDT_OK)
         return status;
     hs->state = WAIT_AUTH;
@@ -177,7 +177,7 @@ answer_hello(struct rdti_handshake *hs, struct rdt_error *err)
 }
 
 static rdt_status
-check_auth(struct rdti_handshake *hs, struct rdt_error *err)
+handshake_check_auth(struct rdti_handshake *hs, struct rdt_error *err)
 {
     uint8_t want[RDTI_SHA256_BYTES];
     struct rdti_auth auth;
@@ -201,7 +201,7 @@ check_auth(struct rdti_handshake *hs, struct rdt_error *err)
 /* ---- Connector --------------------------------------------------------------------------- */
 
 static rdt_status
-rejection(const struct rdti_handshake *hs, struct rdt_error *err)
+handshake_rejection(const struct rdti_handshake *hs, struct rdt_error *err)
 {
     struct rdti_reject reject;
     const rdt_status status = rdti_reject_decode(hs->in, hs->in_bytes, &reject, err);
@@ -216,7 +216,7 @@ rejection(const struct rdti_handshake *hs, struct rdt_error *err)
 }
 
 static rdt_status
-answer_challenge(struct rdti_handshake *hs, struct rdt_error *err)
+handshake_answer_challenge(struct rdti_handshake *hs, struct rdt_error *err)
 {
     struct rdti_authenticated *result = &hs->result;
     uint8_t want[RDTI_SHA256_BYTES];
@@ -245,11 +245,11 @@ answer_challenge(struct rdti_handshake *hs, struct rdt_error *err)
     rdti_handshake_mac(RDTI_MAC_SESSION, hs->job->secret, hs->job->secret_bytes, hs->hello_bytes,
                        hs->challenge_bytes, result->session_key);
     rdti_auth_encode(&auth, auth_bytes);
-    return send_whole(hs, auth_bytes, sizeof(auth_bytes), err);
+    return handshake_send_whole(hs, auth_bytes, sizeof(auth_bytes), err);
 }
 
 static rdt_status
-send_hello(struct rdti_handshake *hs, struct rdt_error *err)
+handshake_send_hello(struct rdti_handshake *hs, struct rdt_error *err)
 {
     int sys_errno = 0;
     socklen_t len = sizeof(sys_errno);
@@ -262,7 +262,7 @@ send_hello(struct rdti_handshake *hs, struct rdt_error *err)
     if (status != RDT_OK)
         return status;
     rdti_hello_encode(&hs->result.hello, hs->hello_bytes);
-    status = send_whole(hs, hs->hello_bytes, RDTI_HELLO_BYTES, err);
+    status = handshake_send_whole(hs, hs->hello_bytes, RDTI_HELLO_BYTES, err);
     if (status != RDT_OK)
         return status;
     hs->state = WAIT_CHALLENGE;
@@ -274,8 +274,8 @@ send_hello(struct rdti_handshake *hs, struct rdt_error *err)
 
 /* The number of bytes to read: of the head until it is complete, then of the whole message. */
 static rdt_status
-expected_bytes(const struct rdti_handshake *hs, size_t *out, bool *is_join_out,
-               struct rdt_error *err)
+handshake_expected_bytes(const struct rdti_handshake *hs, size_t *out, bool *is_join_out,
+                         struct rdt_error *err)
 {
     uint16_t version;
     uint16_t total = 0;
@@ -309,7 +309,7 @@ expected_bytes(const struct rdti_handshake *hs, size_t *out, bool *is_join_out,
 
 /* `in` holds a whole message. May end the handshake. */
 static void
-handle_message(struct rdti_handshake *hs, bool is_join)
+handshake_handle_message(struct rdti_handshake *hs, bool is_join)
 {
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
     uint16_t total;
@@ -324,31 +324,31 @@ handle_message(struct rdti_handshake *hs, bool is_join)
         hs->result.fd = -1;
         rdti_engine_unwatch(ctx->engine, hs->watch);
         hs->watch = NULL;
-        dispose(hs);
+        handshake_dispose(hs);
         events->join(ctx, fd, join_bytes);
         return;
     }
     switch (hs->state) {
     case WAIT_OPENING:
-        if (answer_hello(hs, &err) != RDT_OK)
-            reject(hs, &err);
+        if (handshake_answer_hello(hs, &err) != RDT_OK)
+            handshake_reject(hs, &err);
         else
             hs->in_bytes = 0;
         return;
     case WAIT_AUTH:
-        if (check_auth(hs, &err) != RDT_OK)
-            reject(hs, &err);
+        if (handshake_check_auth(hs, &err) != RDT_OK)
+            handshake_reject(hs, &err);
         else
-            finish(hs);
+            handshake_finish(hs);
         return;
     default:
         if (rdti_answer_parse(hs->in, &total) == RDTI_ANSWER_REJECT) {
-            (void)rejection(hs, &err);
-            fail(hs, &err);
-        } else if (answer_challenge(hs, &err) != RDT_OK) {
-            fail(hs, &err);
+            (void)handshake_rejection(hs, &err);
+            handshake_fail(hs, &err);
+        } else if (handshake_answer_challenge(hs, &err) != RDT_OK) {
+            handshake_fail(hs, &err);
         } else {
-            finish(hs);
+            handshake_finish(hs);
         }
         return;
     }
@@ -356,19 +356,19 @@ handle_message(struct rdti_handshake *hs, bool is_join)
 
 /* Reads no byte past the expected message: the bytes after it belong to the frames. */
 static void
-read_message(struct rdti_handshake *hs)
+handshake_read_message(struct rdti_handshake *hs)
 {
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
     size_t want;
     bool is_join;
 
     for (;;) {
-        if (expected_bytes(hs, &want, &is_join, &err) != RDT_OK) {
-            fail(hs, &err);
+        if (handshake_expected_bytes(hs, &want, &is_join, &err) != RDT_OK) {
+            handshake_fail(hs, &err);
             return;
         }
         if (hs->in_bytes == want) {
-            handle_message(hs, is_join);
+            handshake_handle_message(hs, is_join);
             return;
         }
         ssize_t got;
@@ -380,7 +380,7 @@ read_message(struct rdti_handshake *hs)
         if (got <= 0) {
             (void)rdti_error_set(&err, RDT_EPEER, got < 0 ? errno : 0, "%s: the handshake ended%s",
                                  hs->place, got < 0 ? "" : ": connection closed");
-            fail(hs, &err);
+            handshake_fail(hs, &err);
             return;
         }
         hs->in_bytes += (size_t)got;
@@ -388,22 +388,23 @@ read_message(struct rdti_handshake *hs)
 }
 
 static void
-on_socket(void *arg, uint32_t epoll_events)
+handshake_on_socket(void *arg, uint32_t epoll_events)
 {
     struct rdti_handshake *hs = arg;
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
 
     if (hs->state == CONNECTING) {
-        if (send_hello(hs, &err) != RDT_OK)
-            fail(hs, &err);
+        if (handshake_send_hello(hs, &err) != RDT_OK)
+            handshake_fail(hs, &err);
         return;
     }
     if ((epoll_events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0)
-        read_message(hs);
+        handshake_read_message(hs);
 }
 
 static void
-describe_peer(struct rdti_handshake *hs, const struct sockaddr_storage *addr, bool is_unix)
+handshake_describe_peer(struct rdti_handshake *hs, const struct sockaddr_storage *addr,
+                        bool is_unix)
 {
     if (is_unix) {
         struct ucred cred = {0};
@@ -419,7 +420,7 @@ describe_peer(struct rdti_handshake *hs, const struct sockaddr_storage *addr, bo
 /* Frames are small and must not wait for the acknowledgement of the previous one (40 ms). A failure
  * only makes them slow. */
 static void
-set_nodelay(int fd)
+handshake_set_nodelay(int fd)
 {
     const int one = 1;
 
@@ -428,7 +429,7 @@ set_nodelay(int fd)
 
 /* Makes room for one more incoming handshake. */
 static void
-make_room(rdt_context *ctx, struct rdti_list *table)
+handshake_make_room(rdt_context *ctx, struct rdti_list *table)
 {
     struct rdti_handshake *oldest = NULL;
     uint32_t count = 0;
@@ -446,7 +447,7 @@ make_room(rdt_context *ctx, struct rdti_list *table)
     rdti_refusal_log(&ctx->refusals, RDTI_REFUSAL_CROWD,
                      "%s: dropped unfinished, since %u others want to connect", oldest->place,
                      count);
-    dispose(oldest);
+    handshake_dispose(oldest);
 }
 
 void
@@ -460,9 +461,9 @@ rdti_handshake_accept(rdt_context *ctx, int fd, bool is_unix,
         (void)close(fd);
         return;
     }
-    make_room(ctx, table);
+    handshake_make_room(ctx, table);
     if (!is_unix)
-        set_nodelay(fd);
+        handshake_set_nodelay(fd);
     hs->ctx = ctx;
     hs->events = events;
     hs->state = WAIT_OPENING;
@@ -473,14 +474,16 @@ rdti_handshake_accept(rdt_context *ctx, int fd, bool is_unix,
     rdti_list_append(table, &hs->link);
     if (getpeername(fd, (struct sockaddr *)&hs->result.peer, &hs->result.peer_bytes) != 0)
         hs->result.peer_bytes = 0;
-    describe_peer(hs, &hs->result.peer, is_unix);
+    handshake_describe_peer(hs, &hs->result.peer, is_unix);
     (void)rdti_fork_close_add(fd);
-    if (rdti_engine_watch(ctx->engine, fd, EPOLLIN, on_socket, hs, &hs->watch, &err) != RDT_OK)
-        fail(hs, &err);
+    if (rdti_engine_watch(ctx->engine, fd, EPOLLIN, handshake_on_socket, hs, &hs->watch, &err) !=
+        RDT_OK)
+        handshake_fail(hs, &err);
 }
 
 static rdt_status
-open_socket(struct rdti_handshake *hs, const struct rdti_place *place, struct rdt_error *err)
+handshake_open_socket(struct rdti_handshake *hs, const struct rdti_place *place,
+                      struct rdt_error *err)
 {
     const int fd = socket(place->addr.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
@@ -489,14 +492,15 @@ open_socket(struct rdti_handshake *hs, const struct rdti_place *place, struct rd
     hs->result.fd = fd;
     (void)rdti_fork_close_add(fd);
     if (!place->is_unix)
-        set_nodelay(fd);
+        handshake_set_nodelay(fd);
     if (connect(fd, (const struct sockaddr *)&place->addr, place->addr_bytes) != 0 &&
         errno != EINPROGRESS) {
         const int sys_errno = errno; /* EAGAIN: a Unix socket's backlog is full */
         return rdti_error_set(err, sys_errno == EAGAIN ? RDT_EAGAIN : RDT_EPEER, sys_errno,
                               "%s: connect", place->text);
     }
-    return rdti_engine_watch(hs->ctx->engine, fd, EPOLLOUT, on_socket, hs, &hs->watch, err);
+    return rdti_engine_watch(hs->ctx->engine, fd, EPOLLOUT, handshake_on_socket, hs, &hs->watch,
+                             err);
 }
 
 rdt_status
@@ -523,13 +527,13 @@ rdti_handshake_connect(rdt_context *ctx, const struct rdti_place *place,
     hs->result.peer_bytes = place->addr_bytes;
     rdti_text_copy(hs->place, sizeof(hs->place), place->text);
     rdti_list_append(rdti_listener_handshakes(ctx->listener), &hs->link);
-    const rdt_status status = open_socket(hs, place, err);
+    const rdt_status status = handshake_open_socket(hs, place, err);
     if (status != RDT_OK) {
-        dispose(hs);
+        handshake_dispose(hs);
         return status;
     }
     if (place->is_unix)
-        describe_peer(hs, &hs->result.peer, true);
+        handshake_describe_peer(hs, &hs->result.peer, true);
     *out = hs;
     return RDT_OK;
 }
@@ -547,7 +551,7 @@ rdti_handshakes_expire(struct rdti_list *table, uint64_t now_ns)
         struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
         (void)rdti_error_set(&err, RDT_ETIMEDOUT, 0, "%s: the handshake was not over in time",
                              hs->place);
-        fail(hs, &err);
+        handshake_fail(hs, &err);
         node = table->next; /* failed() may have changed the table */
     }
 }
@@ -556,5 +560,5 @@ void
 rdti_handshakes_cancel_all(struct rdti_list *table)
 {
     while (!rdti_list_is_empty(table))
-        dispose(RDTI_CONTAINER(table->next, struct rdti_handshake, link));
+        handshake_dispose(RDTI_CONTAINER(table->next, struct rdti_handshake, link));
 }

@@ -33,7 +33,7 @@ struct listening {
     struct rdti_watch *watch;
     int fd;
     bool is_unix;
-    bool is_paused; /* no free descriptors: not watched until the next expire() */
+    bool is_paused; /* no free descriptors: not watched until the next listener_expire() */
 };
 
 struct rdti_listener {
@@ -47,7 +47,7 @@ struct rdti_listener {
 };
 
 static bool
-is_same_user(rdt_context *ctx, int fd)
+listener_is_same_user(rdt_context *ctx, int fd)
 {
     struct ucred cred;
     socklen_t len = sizeof(cred);
@@ -65,7 +65,7 @@ is_same_user(rdt_context *ctx, int fd)
 
 /* A process without free descriptors would be woken repeatedly for the same connection. */
 static void
-pause_accept(struct listening *socket, int sys_errno)
+listener_pause_accept(struct listening *socket, int sys_errno)
 {
     rdti_log(RDT_LOG_WARN, "accept: %s: a connection waits until something is closed",
              strerror(sys_errno));
@@ -74,7 +74,7 @@ pause_accept(struct listening *socket, int sys_errno)
 }
 
 static void
-on_accept(void *arg, uint32_t epoll_events)
+listener_on_accept(void *arg, uint32_t epoll_events)
 {
     struct listening *socket = arg;
     struct rdti_listener *listener = socket->listener;
@@ -84,10 +84,10 @@ on_accept(void *arg, uint32_t epoll_events)
         const int fd = accept4(socket->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) {
             if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR && errno != ECONNABORTED)
-                pause_accept(socket, errno);
+                listener_pause_accept(socket, errno);
             return;
         }
-        if (socket->is_unix && !is_same_user(listener->ctx, fd)) {
+        if (socket->is_unix && !listener_is_same_user(listener->ctx, fd)) {
             (void)close(fd);
             continue;
         }
@@ -97,13 +97,13 @@ on_accept(void *arg, uint32_t epoll_events)
 }
 
 static rdt_status
-add_socket(struct rdti_listener *listener, int fd, bool is_unix, struct rdt_error *err)
+listener_add_socket(struct rdti_listener *listener, int fd, bool is_unix, struct rdt_error *err)
 {
     struct listening *socket = &listener->sockets[listener->socket_count];
 
     *socket = (struct listening){.listener = listener, .fd = fd, .is_unix = is_unix};
-    const rdt_status status = rdti_engine_watch(listener->ctx->engine, fd, EPOLLIN, on_accept,
-                                                socket, &socket->watch, err);
+    const rdt_status status = rdti_engine_watch(listener->ctx->engine, fd, EPOLLIN,
+                                                listener_on_accept, socket, &socket->watch, err);
     if (status != RDT_OK)
         return status;
     (void)rdti_fork_close_add(fd);
@@ -112,7 +112,7 @@ add_socket(struct rdti_listener *listener, int fd, bool is_unix, struct rdt_erro
 }
 
 static rdt_status
-listen_unix(struct rdti_listener *listener, struct rdt_error *err)
+listener_listen_unix(struct rdti_listener *listener, struct rdt_error *err)
 {
     struct sockaddr_un addr = {.sun_family = AF_UNIX};
     const uint8_t *u = listener->ctx->uuid;
@@ -134,14 +134,14 @@ listen_unix(struct rdti_listener *listener, struct rdt_error *err)
         return rdti_error_set(err, RDT_EDEVICE, sys_errno, "listening on the Unix socket @%s",
                               listener->blob.unix_name);
     }
-    const rdt_status status = add_socket(listener, fd, true, err);
+    const rdt_status status = listener_add_socket(listener, fd, true, err);
     if (status != RDT_OK)
         (void)close(fd);
     return status;
 }
 
 static in_port_t *
-port_of(struct sockaddr_storage *addr)
+listener_port_of(struct sockaddr_storage *addr)
 {
     return addr->ss_family == AF_INET ? &((struct sockaddr_in *)(void *)addr)->sin_port
                                       : &((struct sockaddr_in6 *)(void *)addr)->sin6_port;
@@ -149,7 +149,7 @@ port_of(struct sockaddr_storage *addr)
 
 /* A listening socket, or -1 with errno. */
 static int
-listen_at(const struct sockaddr_storage *addr, socklen_t addr_bytes)
+listener_listen_at(const struct sockaddr_storage *addr, socklen_t addr_bytes)
 {
     const int one = 1;
     const int fd = socket(addr->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -171,18 +171,20 @@ listen_at(const struct sockaddr_storage *addr, socklen_t addr_bytes)
 
 /* Listens at the first free port of the range; 0 to 0 means any port. */
 static int
-listen_in_range(struct sockaddr_storage *addr, socklen_t addr_bytes, uint32_t from, uint32_t to)
+listener_listen_in_range(struct sockaddr_storage *addr, socklen_t addr_bytes, uint32_t from,
+                         uint32_t to)
 {
     for (uint32_t port = from;; port++) {
-        *port_of(addr) = htons((uint16_t)port);
-        const int fd = listen_at(addr, addr_bytes);
+        *listener_port_of(addr) = htons((uint16_t)port);
+        const int fd = listener_listen_at(addr, addr_bytes);
         if (fd >= 0 || errno != EADDRINUSE || port >= to)
             return fd;
     }
 }
 
 static rdt_status
-listen_tcp(struct rdti_listener *listener, struct rdti_blob_addr *blob_addr, struct rdt_error *err)
+listener_listen_tcp(struct rdti_listener *listener, struct rdti_blob_addr *blob_addr,
+                    struct rdt_error *err)
 {
     const struct rdt_context_opts *opts = &listener->ctx->opts;
     struct sockaddr_storage addr;
@@ -190,7 +192,7 @@ listen_tcp(struct rdti_listener *listener, struct rdti_blob_addr *blob_addr, str
     char text[96];
 
     rdti_address_text((const struct sockaddr *)&addr, text, sizeof(text));
-    const int fd = listen_in_range(&addr, addr_bytes, opts->port_from, opts->port_to);
+    const int fd = listener_listen_in_range(&addr, addr_bytes, opts->port_from, opts->port_to);
     if (fd < 0 && errno == EADDRINUSE && opts->port_from != 0)
         return rdti_error_set(
             err, RDT_EDEVICE, errno,
@@ -204,8 +206,8 @@ listen_tcp(struct rdti_listener *listener, struct rdti_blob_addr *blob_addr, str
         (void)close(fd);
         return rdti_error_set(err, RDT_EDEVICE, sys_errno, "getsockname at %s", text);
     }
-    blob_addr->port = ntohs(*port_of(&addr));
-    const rdt_status status = add_socket(listener, fd, false, err);
+    blob_addr->port = ntohs(*listener_port_of(&addr));
+    const rdt_status status = listener_add_socket(listener, fd, false, err);
     if (status != RDT_OK)
         (void)close(fd);
     return status;
@@ -214,7 +216,7 @@ listen_tcp(struct rdti_listener *listener, struct rdti_blob_addr *blob_addr, str
 /* One socket per address: binds exactly the published addresses, and no other address of the
  * host. */
 static rdt_status
-listen_all_tcp(struct rdti_listener *listener, struct rdt_error *err)
+listener_listen_all_tcp(struct rdti_listener *listener, struct rdt_error *err)
 {
     const struct rdt_context_opts *opts = &listener->ctx->opts;
     struct rdti_blob_addr addrs[RDTI_BLOB_ADDRS_MAX];
@@ -227,7 +229,7 @@ listen_all_tcp(struct rdti_listener *listener, struct rdt_error *err)
     if (status != RDT_OK)
         return status;
     for (uint32_t i = 0; i < count; i++) {
-        status = listen_tcp(listener, &addrs[i], &last);
+        status = listener_listen_tcp(listener, &addrs[i], &last);
         if (status == RDT_OK)
             listener->blob.addrs[listener->blob.addr_count++] = addrs[i];
     }
@@ -238,7 +240,7 @@ listen_all_tcp(struct rdti_listener *listener, struct rdt_error *err)
 
 /* The name that replaces the host in tests; NULL: RDMATENSOR_TEST_HOST is not set. */
 static rdt_status
-read_test_host(const char **out, struct rdt_error *err)
+listener_read_test_host(const char **out, struct rdt_error *err)
 {
     const char *name = getenv("RDMATENSOR_TEST_HOST");
 
@@ -260,7 +262,7 @@ read_test_host(const char **out, struct rdt_error *err)
 /* Equal hints of two processes only suggest the same host: a container may see the host's boot id
  * from another namespace. */
 static void
-make_host_hint(const char *test_host, uint8_t out[RDTI_HOST_HINT_BYTES])
+listener_make_host_hint(const char *test_host, uint8_t out[RDTI_HOST_HINT_BYTES])
 {
     char boot_id[64] = {0};
     char seen[64 + TEST_HOST_MAX_BYTES + 1] = {0};
@@ -281,7 +283,7 @@ make_host_hint(const char *test_host, uint8_t out[RDTI_HOST_HINT_BYTES])
 }
 
 static void
-expire(void *arg)
+listener_expire(void *arg)
 {
     struct rdti_listener *listener = arg;
 
@@ -312,16 +314,16 @@ rdti_listener_open(rdt_context *ctx, const struct rdti_handshake_events *events,
     memcpy(listener->blob.uuid, ctx->uuid, RDT_UUID_BYTES);
     listener->blob.pid_hint = (uint32_t)getpid();
     listener->blob.verify = ctx->opts.verify;
-    rdt_status status = read_test_host(&test_host, err);
+    rdt_status status = listener_read_test_host(&test_host, err);
     if (status == RDT_OK)
-        make_host_hint(test_host, listener->blob.host_hint);
+        listener_make_host_hint(test_host, listener->blob.host_hint);
     listener->is_test_host = test_host != NULL;
     if (status == RDT_OK && ctx->found[RDT_TRANSPORT_SHM].is_viable)
-        status = listen_unix(listener, err);
+        status = listener_listen_unix(listener, err);
     if (status == RDT_OK)
-        status = listen_all_tcp(listener, err);
+        status = listener_listen_all_tcp(listener, err);
     if (status == RDT_OK)
-        status = rdti_engine_every(ctx->engine, EXPIRE_PERIOD_NS, expire, listener, err);
+        status = rdti_engine_every(ctx->engine, EXPIRE_PERIOD_NS, listener_expire, listener, err);
     if (status != RDT_OK) {
         rdti_listener_close(listener);
         return status;

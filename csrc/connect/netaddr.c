@@ -41,13 +41,13 @@ rdti_sockaddr_from_blob(const struct rdti_blob_addr *in, struct sockaddr_storage
 
 /* Lower is better: IPv4 global, IPv6 global, IPv4 loopback, IPv6 loopback. */
 static int
-preference(const struct rdti_blob_addr *addr)
+netaddr_preference(const struct rdti_blob_addr *addr)
 {
     return (addr->is_loopback ? 2 : 0) + (addr->family == 4 ? 0 : 1);
 }
 
 static bool
-to_blob_addr(const struct sockaddr *addr, struct rdti_blob_addr *out)
+netaddr_to_blob_addr(const struct sockaddr *addr, struct rdti_blob_addr *out)
 {
     *out = (struct rdti_blob_addr){.is_loopback = rdti_sockaddr_is_loopback(addr)};
     if (addr->sa_family == AF_INET) {
@@ -66,7 +66,7 @@ to_blob_addr(const struct sockaddr *addr, struct rdti_blob_addr *out)
 }
 
 static bool
-parse_numeric(const char *text, struct rdti_blob_addr *out)
+netaddr_parse_numeric(const char *text, struct rdti_blob_addr *out)
 {
     *out = (struct rdti_blob_addr){0};
     if (inet_pton(AF_INET, text, out->addr) == 1)
@@ -77,12 +77,12 @@ parse_numeric(const char *text, struct rdti_blob_addr *out)
 }
 
 static rdt_status
-read_wanted(const char *text, bool is_loopback_only, struct rdti_blob_addr *out,
-            struct rdt_error *err)
+netaddr_read_wanted(const char *text, bool is_loopback_only, struct rdti_blob_addr *out,
+                    struct rdt_error *err)
 {
     struct sockaddr_storage addr;
 
-    if (!parse_numeric(text, out))
+    if (!netaddr_parse_numeric(text, out))
         return rdti_error_set(err, RDT_EINVAL, 0,
                               "address '%s' is neither IPv4 nor IPv6 in numbers", text);
     (void)rdti_sockaddr_from_blob(out, &addr);
@@ -95,12 +95,12 @@ read_wanted(const char *text, bool is_loopback_only, struct rdti_blob_addr *out,
 
 /* Inserts an address in order of preference. */
 static void
-insert(struct rdti_blob_addr *list, uint32_t cap, uint32_t *count,
-       const struct rdti_blob_addr *addr)
+netaddr_insert(struct rdti_blob_addr *list, uint32_t cap, uint32_t *count,
+               const struct rdti_blob_addr *addr)
 {
     uint32_t at = *count;
 
-    while (at > 0 && preference(&list[at - 1]) > preference(addr))
+    while (at > 0 && netaddr_preference(&list[at - 1]) > netaddr_preference(addr))
         at--;
     if (at >= cap)
         return;
@@ -112,7 +112,7 @@ insert(struct rdti_blob_addr *list, uint32_t cap, uint32_t *count,
 }
 
 static void
-append_name(char *seen, size_t cap, const char *name, const struct sockaddr *addr)
+netaddr_append_name(char *seen, size_t cap, const char *name, const struct sockaddr *addr)
 {
     char text[RDTI_SOCKADDR_TEXT_BYTES];
     const size_t used = strlen(seen);
@@ -123,8 +123,8 @@ append_name(char *seen, size_t cap, const char *name, const struct sockaddr *add
 
 /* Whether the caller's choice of interface, address and scope permits it. */
 static bool
-is_wanted(const struct ifaddrs *entry, const struct rdti_blob_addr *candidate, const char *ifname,
-          const struct rdti_blob_addr *wanted, bool is_loopback_only)
+netaddr_is_wanted(const struct ifaddrs *entry, const struct rdti_blob_addr *candidate,
+                  const char *ifname, const struct rdti_blob_addr *wanted, bool is_loopback_only)
 {
     if (ifname != NULL && strcmp(ifname, entry->ifa_name) != 0)
         return false;
@@ -135,8 +135,8 @@ is_wanted(const struct ifaddrs *entry, const struct rdti_blob_addr *candidate, c
 }
 
 static rdt_status
-nothing_to_listen_on(const char *ifname, const char *addr, bool is_loopback_only, const char *seen,
-                     struct rdt_error *err)
+netaddr_nothing_to_listen_on(const char *ifname, const char *addr, bool is_loopback_only,
+                             const char *seen, struct rdt_error *err)
 {
     const int wishes = (ifname != NULL) + (addr != NULL) + is_loopback_only;
 
@@ -160,7 +160,7 @@ rdti_local_addrs(const char *ifname, const char *addr, bool is_loopback_only,
     uint32_t count = 0;
 
     const rdt_status status =
-        addr == NULL ? RDT_OK : read_wanted(addr, is_loopback_only, &wanted, err);
+        addr == NULL ? RDT_OK : netaddr_read_wanted(addr, is_loopback_only, &wanted, err);
     if (status != RDT_OK)
         return status;
     if (getifaddrs(&all) != 0)
@@ -169,16 +169,17 @@ rdti_local_addrs(const char *ifname, const char *addr, bool is_loopback_only,
         struct rdti_blob_addr candidate;
         if (entry->ifa_addr == NULL || (entry->ifa_flags & IFF_UP) == 0)
             continue;
-        const bool is_publishable = to_blob_addr(entry->ifa_addr, &candidate);
+        const bool is_publishable = netaddr_to_blob_addr(entry->ifa_addr, &candidate);
         if (candidate.family == 0)
             continue;
-        append_name(seen, sizeof(seen), entry->ifa_name, entry->ifa_addr);
-        if (is_publishable && is_wanted(entry, &candidate, ifname, &wanted, is_loopback_only))
-            insert(out, cap, &count, &candidate);
+        netaddr_append_name(seen, sizeof(seen), entry->ifa_name, entry->ifa_addr);
+        if (is_publishable &&
+            netaddr_is_wanted(entry, &candidate, ifname, &wanted, is_loopback_only))
+            netaddr_insert(out, cap, &count, &candidate);
     }
     freeifaddrs(all);
     if (count == 0)
-        return nothing_to_listen_on(ifname, addr, is_loopback_only, seen, err);
+        return netaddr_nothing_to_listen_on(ifname, addr, is_loopback_only, seen, err);
     *count_out = count;
     return RDT_OK;
 }

@@ -16,7 +16,7 @@
 #define LANE_GRACE_NS UINT64_C(200000000)
 
 static void
-fail_pending(rdt_endpoint *ep, const struct rdt_error *err)
+advance_fail_pending(rdt_endpoint *ep, const struct rdt_error *err)
 {
     struct rdti_list *node;
 
@@ -29,7 +29,7 @@ fail_pending(rdt_endpoint *ep, const struct rdt_error *err)
 /* [driver] The state is LEFT or FAILED; from here on nothing of the endpoint may move. Returns
  * false while a writer is still inside the lane. */
 static bool
-bury(rdt_endpoint *ep)
+advance_bury(rdt_endpoint *ep)
 {
     /* seq_cst: pairs with rdti_endpoint_post(). */
     if (atomic_load_explicit(&ep->lane_users, memory_order_seq_cst) > 0)
@@ -37,7 +37,7 @@ bury(rdt_endpoint *ep)
     ep->is_buried = true;
     rdti_endpoint_release_path(ep, &ep->error); /* the lane may still refer to bytes of set-up */
     rdti_path_end_setup(ep);
-    fail_pending(ep, &ep->error);
+    advance_fail_pending(ep, &ep->error);
     if (ep->is_death) {
         struct rdti_obituary news = {.rank = rdti_endpoint_rank(ep)};
         memcpy(news.uuid, ep->uuid, RDT_UUID_BYTES);
@@ -59,7 +59,7 @@ bury(rdt_endpoint *ep)
 
 /* For a buried endpoint without handles: if it lingers, it keeps only what the wait needs. */
 static void
-strip(rdt_endpoint *ep)
+advance_strip(rdt_endpoint *ep)
 {
     for (uint32_t i = 0; i < RDTI_PROTOCOLS; i++) {
         ep->ctx->upcalls->protocols[i]->detach(ep->attached[i]);
@@ -70,13 +70,13 @@ strip(rdt_endpoint *ep)
 }
 
 static void
-free_endpoint(rdt_endpoint *ep)
+advance_free_endpoint(rdt_endpoint *ep)
 {
     rdti_failover_drop(ep, &ep->error);
     if (ep->lane != NULL)
         ep->lane->transport->close_lane(ep->lane, &ep->error);
     rdti_list_remove(&ep->link);
-    strip(ep);
+    advance_strip(ep);
     free(ep->setup);
     free(ep->inbox);
     free(ep->revokes);
@@ -86,7 +86,7 @@ free_endpoint(rdt_endpoint *ep)
 }
 
 static bool
-is_held(const rdt_endpoint *ep, const struct rdti_revoke *revoke)
+advance_is_held(const rdt_endpoint *ep, const struct rdti_revoke *revoke)
 {
     for (uint32_t i = 0; i < ep->hold_count; i++)
         if (ep->holds[i].index == revoke->index && ep->holds[i].generation == revoke->generation)
@@ -96,7 +96,7 @@ is_held(const rdt_endpoint *ep, const struct rdti_revoke *revoke)
 
 /* Returns true while an answer is due that no call announces. */
 static bool
-answer_revocations(rdt_endpoint *ep)
+advance_answer_revocations(rdt_endpoint *ep)
 {
     uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
     uint32_t left = 0;
@@ -108,7 +108,7 @@ answer_revocations(rdt_endpoint *ep)
         return ep->answer_count > 0;
     for (uint32_t i = 0; i < ep->answer_count && ep->channel != NULL; i++) {
         const struct rdti_revoke *revoke = &ep->answers[i];
-        if (is_held(ep, revoke)) { /* rdt_endpoint_unhold() triggers another check */
+        if (advance_is_held(ep, revoke)) { /* rdt_endpoint_unhold() triggers another check */
             ep->answers[left++] = *revoke;
             continue;
         }
@@ -157,9 +157,9 @@ advance(rdt_endpoint *ep, uint32_t *work)
     if (rdti_endpoint_get_state(ep) == RDTI_EP_CLOSING)
         rdti_endpoint_advance_closing(ep);
     if (!ep->is_buried)
-        has_answers = answer_revocations(ep);
+        has_answers = advance_answer_revocations(ep);
     if (rdti_endpoint_is_ended(ep) && !ep->is_buried)
-        *work += bury(ep) ? 1 : 0;
+        *work += advance_bury(ep) ? 1 : 0;
     if (ep->is_buried)
         return ep->is_lingering && rdti_endpoint_advance_lingering(ep);
     return ep->lane_broken_ns != 0 || ep->goodbye_ns != 0 || has_answers || has_users ||
@@ -180,9 +180,9 @@ advance_all(rdt_context *ctx)
         if (advance(ep, &work))
             ctx->has_core_work = true;
         if (ep->is_buried && ep->refs == 0 && ep->is_lingering)
-            strip(ep);
+            advance_strip(ep);
         else if (ep->is_buried && ep->refs == 0)
-            free_endpoint(ep);
+            advance_free_endpoint(ep);
     }
     return work;
 }
@@ -206,7 +206,7 @@ rdti_endpoints_abandon(rdt_context *ctx)
         rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
         next = node->next;
         rdti_channel_destroy(ep->channel);
-        free_endpoint(ep);
+        advance_free_endpoint(ep);
     }
     rdti_engine_leave(ctx->engine);
 }

@@ -69,7 +69,7 @@ rdti_endpoint_end_goodbye(rdt_endpoint *ep)
 /* The last local writes are in the peer's memory. Their acknowledgement comes over the lane, and
  * the goodbye may overtake it. The peer keeps its half of the lane open until this side answers. */
 static bool
-is_word_awaited(const rdt_endpoint *ep)
+close_is_word_awaited(const rdt_endpoint *ep)
 {
     return ep->lane != NULL && ep->lane_broken_ns == 0 && ep->failover == NULL &&
            !ep->lane->transport->is_idle(ep->lane);
@@ -82,7 +82,7 @@ rdti_endpoint_on_goodbye(rdt_endpoint *ep)
         return;
     ep->goodbye_ns = rdti_now_ns();
     ep->ctx->has_core_work = true;
-    if (!is_word_awaited(ep))
+    if (!close_is_word_awaited(ep))
         rdti_endpoint_end_goodbye(ep);
 }
 
@@ -90,12 +90,12 @@ rdti_endpoint_on_goodbye(rdt_endpoint *ep)
 void
 rdti_endpoint_advance_goodbye(rdt_endpoint *ep)
 {
-    if (!is_word_awaited(ep) || rdti_now_ns() - ep->goodbye_ns > GOODBYE_GRACE_NS)
+    if (!close_is_word_awaited(ep) || rdti_now_ns() - ep->goodbye_ns > GOODBYE_GRACE_NS)
         rdti_endpoint_end_goodbye(ep);
 }
 
 static void
-drop_revocations(rdt_endpoint *ep)
+close_drop_revocations(rdt_endpoint *ep)
 {
     /* The peer uses no memory of this process any more, as its acknowledgements would have said. */
     for (uint32_t i = 0; i < ep->revoke_count; i++)
@@ -143,7 +143,7 @@ rdti_endpoint_drop_unmapped(rdt_endpoint *ep)
 /* While the endpoint has handles, the peer's memory stays mapped: a user may be in the middle of a
  * buffer. */
 static void
-end_lane(rdt_endpoint *ep, const struct rdt_error *err)
+close_end_lane(rdt_endpoint *ep, const struct rdt_error *err)
 {
     const bool is_kept = rdti_endpoint_get_state(ep) != RDTI_EP_CONNECTING;
 
@@ -166,7 +166,7 @@ end_lane(rdt_endpoint *ep, const struct rdt_error *err)
  * after its last writer has left its lane and its last hold is given up.
  */
 static bool
-is_peer_awaited(const rdt_endpoint *ep)
+close_is_peer_awaited(const rdt_endpoint *ep)
 {
     /* The lane: kept after its end where memory is shared. */
     return ep->lane != NULL && ep->channel != NULL && !ep->is_peer_done &&
@@ -175,14 +175,14 @@ is_peer_awaited(const rdt_endpoint *ep)
 
 /* The reverse: while this holds, the local half of the side channel stays open. */
 static bool
-is_using_peer(const rdt_endpoint *ep)
+close_is_using_peer(const rdt_endpoint *ep)
 {
-    /* seq_cst: as in answer_revocations() */
+    /* seq_cst: as in advance_answer_revocations() */
     return ep->hold_count > 0 || atomic_load_explicit(&ep->map_pins, memory_order_seq_cst) > 0;
 }
 
 static void
-begin_linger(rdt_endpoint *ep)
+close_begin_linger(rdt_endpoint *ep)
 {
     ep->is_lingering = true;
     ep->answer_count = 0; /* the end of the channel answers all */
@@ -193,7 +193,7 @@ begin_linger(rdt_endpoint *ep)
 
 /* The end of the channel; the frame that was queued last is still sent. */
 static void
-end_channel(rdt_endpoint *ep)
+close_end_channel(rdt_endpoint *ep)
 {
     if (ep->said_goodbye)
         rdti_channel_retire(ep->channel, &ep->ctx->retired);
@@ -201,21 +201,21 @@ end_channel(rdt_endpoint *ep)
         rdti_channel_destroy(ep->channel);
     ep->channel = NULL;
     ep->is_lingering = false;
-    drop_revocations(ep);
+    close_drop_revocations(ep);
 }
 
 /* Returns true while there is something to wait for that no arrival and no call announces. */
 bool
 rdti_endpoint_advance_lingering(rdt_endpoint *ep)
 {
-    const bool is_user = is_using_peer(ep);
+    const bool is_user = close_is_using_peer(ep);
 
     if (ep->is_peer_done)
-        drop_revocations(ep);
+        close_drop_revocations(ep);
     if (!is_user)
         rdti_channel_shut(ep->channel);
     if (!is_user && ep->is_peer_done)
-        end_channel(ep);
+        close_end_channel(ep);
     return is_user && ep->hold_count == 0;
 }
 
@@ -229,7 +229,7 @@ rdti_endpoint_is_only_lingering(const rdt_endpoint *ep)
 /* Sends the peer the reason, so that it does not take this end for a death. Called once the lane
  * has ended, which is what a goodbye promises. */
 static void
-say_last_words(rdt_endpoint *ep)
+close_say_last_words(rdt_endpoint *ep)
 {
     const struct rdti_job *job = rdti_context_find_job(ep->ctx, ep->job_id);
     struct rdti_death words = {.rank = job != NULL ? job->rank : RDT_RANK_UNKNOWN, .is_left = 1};
@@ -260,13 +260,13 @@ void
 rdti_endpoint_release_path(rdt_endpoint *ep, const struct rdt_error *err)
 {
     rdti_failover_drop(ep, err);
-    end_lane(ep, err);
+    close_end_lane(ep, err);
     rdti_path_drop_pidfd(ep);
-    say_last_words(ep);
-    if (is_peer_awaited(ep) || (ep->channel != NULL && is_using_peer(ep)))
-        begin_linger(ep);
+    close_say_last_words(ep);
+    if (close_is_peer_awaited(ep) || (ep->channel != NULL && close_is_using_peer(ep)))
+        close_begin_linger(ep);
     else
-        end_channel(ep);
+        close_end_channel(ep);
     ep->lane_broken_ns = 0;
     if (ep->setup == NULL)
         return;
@@ -277,7 +277,7 @@ rdti_endpoint_release_path(rdt_endpoint *ep, const struct rdt_error *err)
 }
 
 static bool
-are_protocols_idle(const rdt_endpoint *ep)
+close_are_protocols_idle(const rdt_endpoint *ep)
 {
     for (uint32_t i = 0; i < RDTI_PROTOCOLS; i++) {
         const struct rdti_protocol *protocol = ep->ctx->upcalls->protocols[i];
@@ -314,7 +314,7 @@ rdti_endpoint_advance_closing(rdt_endpoint *ep)
         rdti_endpoint_set_state(ep, RDTI_EP_LEFT);
         return;
     }
-    if (!ep->said_goodbye && ep->failover == NULL && are_protocols_idle(ep) &&
+    if (!ep->said_goodbye && ep->failover == NULL && close_are_protocols_idle(ep) &&
         ep->lane->transport->is_idle(ep->lane)) {
         ep->said_goodbye = true;
         rdti_channel_send_last(ep->channel, RDTI_FRAME_GOODBYE, NULL, 0);
@@ -348,7 +348,7 @@ rdti_endpoint_begin_close(rdt_endpoint *ep)
 }
 
 static bool
-is_goodbye_said(void *arg)
+close_is_goodbye_said(void *arg)
 {
     rdt_context *ctx = arg;
     bool is_said = true;
@@ -367,7 +367,8 @@ void
 rdti_endpoints_await_goodbyes(rdt_context *ctx)
 {
     /* A late goodbye is not an error: the progress thread says it then. A driver must not wait. */
-    (void)rdti_engine_wait(ctx->engine, is_goodbye_said, ctx, rdti_deadline_after(GOODBYE_WAIT_NS));
+    (void)rdti_engine_wait(ctx->engine, close_is_goodbye_said, ctx,
+                           rdti_deadline_after(GOODBYE_WAIT_NS));
 }
 
 void

@@ -94,7 +94,7 @@ rdti_endpoint_trouble(const rdt_endpoint *ep, struct rdt_error *err)
 void
 rdti_endpoint_pin_mapping(rdt_endpoint *ep)
 {
-    /* seq_cst: counted before the generation is read; pairs with answer_revocations(). */
+    /* seq_cst: counted before the generation is read; pairs with advance_answer_revocations(). */
     (void)atomic_fetch_add_explicit(&ep->map_pins, 1, memory_order_seq_cst);
 }
 
@@ -125,7 +125,7 @@ rdti_endpoint_hold(rdt_endpoint *ep)
 /* ---- Posting ----------------------------------------------------------------------------- */
 
 static rdt_status
-give_to_lane(rdt_endpoint *ep, struct rdti_op *op, struct rdt_error *err)
+endpoint_give_to_lane(rdt_endpoint *ep, struct rdti_op *op, struct rdt_error *err)
 {
     struct rdti_lane *lane = ep->lane;
 
@@ -135,21 +135,21 @@ give_to_lane(rdt_endpoint *ep, struct rdti_op *op, struct rdt_error *err)
 
 /* Closing endpoints still flush the mailbox's messages; users' handles are gone by then. */
 static bool
-has_lane(enum rdti_endpoint_state state)
+endpoint_has_lane(enum rdti_endpoint_state state)
 {
     return state == RDTI_EP_READY || state == RDTI_EP_CLOSING;
 }
 
 static bool
-is_moving(const rdt_endpoint *ep)
+endpoint_is_moving(const rdt_endpoint *ep)
 {
-    /* seq_cst: pairs with failover.c, as the state does with bury(). */
+    /* seq_cst: pairs with failover.c, as the state does with advance_bury(). */
     return atomic_load_explicit(&ep->is_moving, memory_order_seq_cst);
 }
 
 /* Refused because of the lane, not because of the op itself. */
 static bool
-is_of_lane(rdt_status status)
+endpoint_is_of_lane(rdt_status status)
 {
     return status != RDT_OK && status != RDT_ERANGE && status != RDT_ESTALE;
 }
@@ -158,7 +158,8 @@ is_of_lane(rdt_status status)
  * broke. Until then the op waits, as do those that were in flight, and it ends as the endpoint
  * does. */
 static rdt_status
-await_verdict(rdt_endpoint *ep, struct rdt_transfer *t, rdt_status refusal, struct rdt_error *err)
+endpoint_await_verdict(rdt_endpoint *ep, struct rdt_transfer *t, rdt_status refusal,
+                       struct rdt_error *err)
 {
     if (rdti_endpoint_is_ended(ep))
         return rdti_endpoint_error(ep, err);
@@ -169,7 +170,7 @@ await_verdict(rdt_endpoint *ep, struct rdt_transfer *t, rdt_status refusal, stru
 }
 
 static rdt_status
-post_slowly(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *err)
+endpoint_post_slowly(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *err)
 {
     rdt_status status = RDT_OK;
 
@@ -177,12 +178,12 @@ post_slowly(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *err)
     switch (rdti_endpoint_state_of(ep)) {
     case RDTI_EP_READY: /* it became READY meanwhile, and what was queued has gone out before */
     case RDTI_EP_CLOSING:
-        if (is_moving(ep))
+        if (endpoint_is_moving(ep))
             rdti_list_append(&ep->pending, &t->op.link);
         else
-            status = give_to_lane(ep, &t->op, err);
-        if (is_of_lane(status))
-            status = await_verdict(ep, t, status, err);
+            status = endpoint_give_to_lane(ep, &t->op, err);
+        if (endpoint_is_of_lane(status))
+            status = endpoint_await_verdict(ep, t, status, err);
         break;
     case RDTI_EP_CONNECTING:
         rdti_list_append(&ep->pending, &t->op.link);
@@ -197,7 +198,7 @@ post_slowly(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *err)
 
 /* The op's name in the trace. */
 static const char *
-name_of(const struct rdti_op *op)
+endpoint_name_of(const struct rdti_op *op)
 {
     uint32_t value, epoch;
 
@@ -208,7 +209,7 @@ name_of(const struct rdti_op *op)
 
 /* Replaces rdti_transfer_op_complete() for ops that are relied on. */
 static void
-on_relied_over(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
+endpoint_on_relied_over(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
 {
     rdt_endpoint *ep = RDTI_CONTAINER(op, struct rdt_transfer, op)->ep;
 
@@ -223,7 +224,7 @@ on_relied_over(struct rdti_op *op, rdt_status status, const struct rdt_error *er
 /* The peer counts slots' tensors, credits and messages: if one were missing, it would take the next
  * one for it. Users' own numbers are only passed on. */
 static void
-mark_relied(rdt_endpoint *ep, struct rdt_transfer *t)
+endpoint_mark_relied(rdt_endpoint *ep, struct rdt_transfer *t)
 {
     uint32_t value, epoch;
 
@@ -232,7 +233,7 @@ mark_relied(rdt_endpoint *ep, struct rdt_transfer *t)
         rdti_notify_parse(t->op.notify, &value, &epoch) != RDTI_NOTIFY_IS_USER)
         t->op.is_relied_on = true;
     if (t->op.is_relied_on && t->op.complete == rdti_transfer_op_complete)
-        t->op.complete = on_relied_over;
+        t->op.complete = endpoint_on_relied_over;
 }
 
 rdt_status
@@ -240,34 +241,34 @@ rdti_endpoint_post(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *e
 {
     rdt_status status;
 
-    mark_relied(ep, t);
+    endpoint_mark_relied(ep, t);
     /* Counted and traced by kind before the post, as the op may be gone after it. A receive reads,
      * slice by slice, with its own transfer, which has its name already. relaxed: statistics */
     if (t->trace_sequence == 0 && rdti_transfer_pool_get_trace(ep->ctx->pool) != NULL)
-        rdt_transfer_trace(t, name_of(&t->op), rdti_endpoint_rank(ep), t->op.len_bytes);
+        rdt_transfer_trace(t, endpoint_name_of(&t->op), rdti_endpoint_rank(ep), t->op.len_bytes);
     rdti_count(t->op.kind == RDTI_OP_WRITE ? &ep->ctx->counters.writes : &ep->ctx->counters.reads,
                1);
     if (t->op.len_bytes > 0)
         rdti_count(&ep->posts, 1);
-    /* seq_cst, both: either this thread sees that the endpoint has ended, or bury() sees this user
-     * of the lane. */
+    /* seq_cst, both: either this thread sees that the endpoint has ended, or advance_bury() sees
+     * this user of the lane. */
     (void)atomic_fetch_add_explicit(&ep->lane_users, 1, memory_order_seq_cst);
-    if (has_lane(rdti_endpoint_state_of(ep)) && !is_moving(ep)) {
-        status = give_to_lane(ep, &t->op, err);
+    if (endpoint_has_lane(rdti_endpoint_state_of(ep)) && !endpoint_is_moving(ep)) {
+        status = endpoint_give_to_lane(ep, &t->op, err);
         (void)atomic_fetch_sub_explicit(&ep->lane_users, 1, memory_order_seq_cst);
-        if (!has_lane(rdti_endpoint_state_of(ep)) || is_moving(ep))
-            rdti_engine_poke(ep->ctx->engine); /* bury() or the failover waits for this thread */
-        if (!is_of_lane(status))
+        if (!endpoint_has_lane(rdti_endpoint_state_of(ep)) || endpoint_is_moving(ep))
+            rdti_engine_poke(ep->ctx->engine); /* advance_bury() or a failover waits for this */
+        if (!endpoint_is_of_lane(status))
             return status;
         rdti_engine_enter(ep->ctx->engine);
-        status = await_verdict(ep, t, status, err);
+        status = endpoint_await_verdict(ep, t, status, err);
         rdti_engine_leave(ep->ctx->engine);
         return status;
     }
     (void)atomic_fetch_sub_explicit(&ep->lane_users, 1, memory_order_seq_cst);
-    if (is_moving(ep)) /* the failover may have counted this thread, and waits */
+    if (endpoint_is_moving(ep)) /* the failover may have counted this thread, and waits */
         rdti_engine_poke(ep->ctx->engine);
-    return post_slowly(ep, t, err);
+    return endpoint_post_slowly(ep, t, err);
 }
 
 rdt_status
@@ -316,7 +317,7 @@ rdti_endpoint_posts(const rdt_endpoint *ep)
 }
 
 static void
-count_credit(struct rdt_transfer *t)
+endpoint_count_credit(struct rdt_transfer *t)
 {
     rdt_context *ctx = t->owner;
 
@@ -336,7 +337,7 @@ rdti_endpoint_post_credit(rdt_endpoint *ep, uint32_t notify, bool may_ride, stru
     t->op.may_ride = may_ride;
     t->op.remote = ep->peer_ring;
     t->op.blocks = t->pair;
-    t->on_release = count_credit;
+    t->on_release = endpoint_count_credit;
     t->owner = ep->ctx;
     const rdt_status status = rdti_endpoint_post(ep, t, err);
     if (status != RDT_OK)
@@ -359,7 +360,7 @@ rdti_endpoint_send_frame(rdt_endpoint *ep, enum rdti_frame_type type, const uint
 /* ---- Arrivals ---------------------------------------------------------------------------- */
 
 static rdt_status
-push_inbox(rdt_endpoint *ep, uint32_t value, struct rdt_error *err)
+endpoint_push_inbox(rdt_endpoint *ep, uint32_t value, struct rdt_error *err)
 {
     if (ep->inbox_count == ep->inbox_cap) {
         const uint32_t cap = ep->inbox_cap == 0 ? 64 : ep->inbox_cap * 2;
@@ -388,7 +389,7 @@ push_inbox(rdt_endpoint *ep, uint32_t value, struct rdt_error *err)
 
 /* The notification has to come after its sums: rdti_endpoint_on_summed(). */
 static rdt_status
-refuse_unsummed(const rdt_endpoint *ep, uint32_t notification, struct rdt_error *err)
+endpoint_refuse_unsummed(const rdt_endpoint *ep, uint32_t notification, struct rdt_error *err)
 {
     return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
                                "rank %d sent the notification 0x%x without sums",
@@ -396,8 +397,8 @@ refuse_unsummed(const rdt_endpoint *ep, uint32_t notification, struct rdt_error 
 }
 
 static rdt_status
-notify_protocol(rdt_endpoint *ep, uint32_t protocol, enum rdti_notify_kind kind, uint32_t value,
-                uint32_t epoch, struct rdt_error *err)
+endpoint_notify_protocol(rdt_endpoint *ep, uint32_t protocol, enum rdti_notify_kind kind,
+                         uint32_t value, uint32_t epoch, struct rdt_error *err)
 {
     return ep->ctx->upcalls->protocols[protocol]->on_notify(ep->attached[protocol], kind, value,
                                                             epoch, err);
@@ -424,18 +425,18 @@ rdti_endpoint_on_notify(rdt_endpoint *ep, uint32_t notification)
     switch (kind) {
     case RDTI_NOTIFY_IS_SLOT:
         status = rdti_context_verifies(ep->ctx)
-                     ? refuse_unsummed(ep, notification, &err)
-                     : notify_protocol(ep, RDTI_PROTOCOL_SLOTS, kind, value, epoch, &err);
+                     ? endpoint_refuse_unsummed(ep, notification, &err)
+                     : endpoint_notify_protocol(ep, RDTI_PROTOCOL_SLOTS, kind, value, epoch, &err);
         break;
     case RDTI_NOTIFY_IS_CREDIT:
-        status = notify_protocol(ep, RDTI_PROTOCOL_SLOTS, kind, value, epoch, &err);
+        status = endpoint_notify_protocol(ep, RDTI_PROTOCOL_SLOTS, kind, value, epoch, &err);
         break;
     case RDTI_NOTIFY_IS_USER:
-        status = rdti_context_verifies(ep->ctx) ? refuse_unsummed(ep, notification, &err)
-                                                : push_inbox(ep, value, &err);
+        status = rdti_context_verifies(ep->ctx) ? endpoint_refuse_unsummed(ep, notification, &err)
+                                                : endpoint_push_inbox(ep, value, &err);
         break;
     case RDTI_NOTIFY_IS_MESSAGE:
-        status = notify_protocol(ep, RDTI_PROTOCOL_MESSAGES, kind, value, epoch, &err);
+        status = endpoint_notify_protocol(ep, RDTI_PROTOCOL_MESSAGES, kind, value, epoch, &err);
         break;
     case RDTI_NOTIFY_IS_PROBE:
         status = rdti_path_on_probe(ep, &err);
@@ -464,9 +465,9 @@ rdti_endpoint_on_summed(rdt_endpoint *ep, uint32_t notification, bool is_stale,
     const enum rdti_notify_kind kind = rdti_notify_parse(notification, &value, &epoch);
     switch (kind) {
     case RDTI_NOTIFY_IS_SLOT: /* of a destroyed slot it means nothing */
-        return notify_protocol(ep, RDTI_PROTOCOL_SLOTS, kind, value, epoch, err);
+        return endpoint_notify_protocol(ep, RDTI_PROTOCOL_SLOTS, kind, value, epoch, err);
     case RDTI_NOTIFY_IS_USER:
-        return push_inbox(ep, is_stale ? RDTI_INBOX_STALE : value, err);
+        return endpoint_push_inbox(ep, is_stale ? RDTI_INBOX_STALE : value, err);
     default:
         return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
                                    "rank %d sent sums with the notification 0x%x",

@@ -31,7 +31,7 @@
 #define MOVE_LEAST_NS UINT64_C(10000000000)
 
 static bool
-allows_tcp(uint32_t force, uint32_t require)
+failover_allows_tcp(uint32_t force, uint32_t require)
 {
     return force == RDT_TRANSPORT_AUTO &&
            (require == RDT_TRANSPORT_AUTO || require == RDT_TRANSPORT_TCP);
@@ -47,8 +47,8 @@ rdti_failover_prepare(rdt_endpoint *ep)
     ep->may_fail_over =
         rdti_endpoint_transport_id(ep) == RDT_TRANSPORT_VERBS &&
         (both & 1u << RDT_TRANSPORT_TCP) != 0 &&
-        allows_tcp(with->hello.force_transport, with->hello.require_transport) &&
-        allows_tcp(with->challenge.force_transport, with->challenge.require_transport);
+        failover_allows_tcp(with->hello.force_transport, with->hello.require_transport) &&
+        failover_allows_tcp(with->challenge.force_transport, with->challenge.require_transport);
     ep->is_connector = with->is_connector;
     ep->peer_addr = with->peer;
     ep->peer_addr_bytes = with->peer_bytes;
@@ -64,7 +64,7 @@ rdti_failover_may(const rdt_endpoint *ep)
 }
 
 static struct rdti_failover *
-begin(rdt_endpoint *ep, const struct rdt_error *why)
+failover_begin(rdt_endpoint *ep, const struct rdt_error *why)
 {
     struct rdt_error err;
 
@@ -102,7 +102,7 @@ rdti_failover_on_lane_error(rdt_endpoint *ep, const struct rdt_error *err)
 }
 
 static void
-connect_lane(rdt_endpoint *ep)
+failover_connect_lane(rdt_endpoint *ep)
 {
     struct rdti_failover *failover = ep->failover;
     struct rdt_error err;
@@ -114,8 +114,8 @@ connect_lane(rdt_endpoint *ep)
 /* ---- The fence ------------------------------------------------------------------------------ */
 
 static rdt_status
-make_half(rdt_endpoint *ep, struct rdti_failover *failover, struct rdti_offer *offer,
-          struct rdt_error *err)
+failover_make_half(rdt_endpoint *ep, struct rdti_failover *failover, struct rdti_offer *offer,
+                   struct rdt_error *err)
 {
     const struct rdti_found *found = &ep->ctx->found[RDT_TRANSPORT_TCP];
     struct rdti_lane_args args = {
@@ -146,13 +146,13 @@ rdti_failover_on_fenced(rdt_endpoint *ep, uint64_t delivered, const struct rdt_e
 
     if (rdti_endpoint_is_ended(ep) || ep->lane_broken_ns != 0 || ep->said_goodbye)
         return; /* meanwhile; its ops end with that */
-    struct rdti_failover *failover = begin(ep, why);
+    struct rdti_failover *failover = failover_begin(ep, why);
     if (failover == NULL)
         return;
     failover->is_fenced = true;
     failover->why = *why; /* the local reason, where both noticed */
     atomic_store_explicit(&ep->is_moving, true, memory_order_seq_cst);
-    if (make_half(ep, failover, &offer, &err) != RDT_OK) {
+    if (failover_make_half(ep, failover, &offer, &err) != RDT_OK) {
         rdti_failover_on_lane_error(ep, &err);
         return;
     }
@@ -163,18 +163,18 @@ rdti_failover_on_fenced(rdt_endpoint *ep, uint64_t delivered, const struct rdt_e
     rdti_channel_send(ep->channel, RDTI_FRAME_MOVE, payload, rdti_move_encode(&move, payload), NULL,
                       0);
     if (failover->has_move_in)
-        connect_lane(ep);
+        failover_connect_lane(ep);
 }
 
 /* False where the peer is about to receive this side's end or goodbye. */
 static bool
-can_answer(const rdt_endpoint *ep)
+failover_can_answer(const rdt_endpoint *ep)
 {
     return ep->lane_broken_ns == 0 && !ep->said_goodbye && ep->lane->transport->fence != NULL;
 }
 
 static bool
-is_in_turn(const rdt_endpoint *ep)
+failover_is_in_turn(const rdt_endpoint *ep)
 {
     return ep->setup == NULL && ep->may_fail_over && !ep->has_moved &&
            (ep->failover == NULL || !ep->failover->has_move_in);
@@ -192,18 +192,18 @@ rdti_failover_on_move(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload
 
     if (status != RDT_OK)
         return status;
-    if (!is_in_turn(ep))
+    if (!failover_is_in_turn(ep))
         return rdti_error_set_rank(err, RDT_EPROTO, rank,
                                    "rank %d moves to tcp out of turn, or where that is forbidden",
                                    rank);
     if (move.delivered == 0) /* it was READY, so it has received the probe */
         return rdti_error_set_rank(err, RDT_EPROTO, rank,
                                    "rank %d moves to tcp and has heard of nothing", rank);
-    if (!can_answer(ep))
+    if (!failover_can_answer(ep))
         return RDT_OK;
     (void)rdti_error_set_rank(&why, RDT_EPEER, rank, "rank %d lost the path: %s", rank,
                               move.reason);
-    failover = begin(ep, &why);
+    failover = failover_begin(ep, &why);
     if (failover == NULL)
         return RDT_OK;
     failover->has_move_in = true;
@@ -211,7 +211,7 @@ rdti_failover_on_move(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload
     failover->peer_offer = (struct rdti_offer){.len_bytes = move.offer_bytes};
     memcpy(failover->peer_offer.bytes, move.offer, move.offer_bytes);
     if (failover->is_fenced && failover->lane != NULL) {
-        connect_lane(ep);
+        failover_connect_lane(ep);
         return RDT_OK;
     }
     if (!ep->lane->transport->fence(ep->lane, &why)) /* where it broke just now, that error stays */
@@ -253,7 +253,7 @@ rdti_path_flush_pending(rdt_endpoint *ep)
 }
 
 static struct rdti_op *
-bare_notification(struct collected *all, uint32_t notify)
+failover_bare_notification(struct collected *all, uint32_t notify)
 {
     rdt_endpoint *ep = all->ep;
     struct rdt_transfer *t = rdti_transfer_new(ep->ctx->pool);
@@ -273,12 +273,12 @@ bare_notification(struct collected *all, uint32_t notify)
 }
 
 static void
-collect(void *arg, struct rdti_op *op, uint32_t notify)
+failover_collect(void *arg, struct rdti_op *op, uint32_t notify)
 {
     struct collected *all = arg;
 
     if (op == NULL)
-        op = bare_notification(all, notify);
+        op = failover_bare_notification(all, notify);
     if (op == NULL)
         return;
     op->has_ridden = false;
@@ -288,7 +288,7 @@ collect(void *arg, struct rdti_op *op, uint32_t notify)
 
 /* For describe(): the reason, and the time. */
 static void
-note_reason(rdt_endpoint *ep, const struct rdt_error *why)
+failover_note_reason(rdt_endpoint *ep, const struct rdt_error *why)
 {
     const time_t now = time(NULL);
     struct tm utc;
@@ -301,7 +301,7 @@ note_reason(rdt_endpoint *ep, const struct rdt_error *why)
 }
 
 static void
-move(rdt_endpoint *ep)
+failover_move(rdt_endpoint *ep)
 {
     struct rdti_failover *failover = ep->failover;
     struct collected all = {.ep = ep, .status = RDT_OK};
@@ -310,7 +310,8 @@ move(rdt_endpoint *ep)
     rdt_status status;
 
     rdti_list_init(&all.ops);
-    status = old->transport->hand_over(old, failover->peer_delivered, collect, &all, &all.err);
+    status =
+        old->transport->hand_over(old, failover->peer_delivered, failover_collect, &all, &all.err);
     rdti_list_splice(&all.ops, &ep->pending); /* these were posted later */
     rdti_list_splice(&ep->pending, &all.ops);
     if (status != RDT_OK || all.status != RDT_OK) {
@@ -322,7 +323,7 @@ move(rdt_endpoint *ep)
     ep->has_moved = true;
     rdti_endpoint_set_transport_id(ep, RDT_TRANSPORT_TCP);
     old->transport->close_lane(old, &why);
-    note_reason(ep, &why);
+    failover_note_reason(ep, &why);
     rdti_count(&ep->ctx->counters.failovers, 1);
     rdti_context_note_met(ep->ctx, ep->uuid);
     rdti_log(RDT_LOG_WARN,
@@ -347,7 +348,7 @@ rdti_failover_advance(rdt_endpoint *ep)
     const bool is_due = failover->is_fenced && failover->has_move_in && failover->is_lane_ready;
 
     if (is_due && !has_users) {
-        move(ep);
+        failover_move(ep);
         return false;
     }
     if (rdti_now_ns() >= failover->deadline_ns) {

@@ -33,7 +33,7 @@ rdti_context_find_obituary(const rdt_context *ctx, const uint8_t uuid[RDT_UUID_B
 }
 
 static void
-tell(rdt_endpoint *ep, const struct rdti_obituary *news)
+failures_tell(rdt_endpoint *ep, const struct rdti_obituary *news)
 {
     struct rdti_death death = {.rank = news->rank};
     uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
@@ -48,7 +48,7 @@ tell(rdt_endpoint *ep, const struct rdti_obituary *news)
  * peer's link to it is down, or it was stopped) is notified and must not go on half-way: it would
  * take this side's silence for a death. */
 static void
-end_as_dead(rdt_endpoint *ep, const struct rdti_obituary *news)
+failures_end_as_dead(rdt_endpoint *ep, const struct rdti_obituary *news)
 {
     struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
 
@@ -66,12 +66,12 @@ rdti_context_tell_obituaries(rdt_context *ctx, rdt_endpoint *ep)
          node = node->next) {
         const struct rdti_obituary *obituary =
             RDTI_CONTAINER(node, const struct rdti_obituary, link);
-        tell(ep, obituary);
+        failures_tell(ep, obituary);
     }
 }
 
 static bool
-has_met(const rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
+failures_has_met(const rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
 {
     for (const struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints;
          node = node->next)
@@ -82,7 +82,7 @@ has_met(const rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
 
 /* False, logged once: no more of what peers report is remembered, until there are more ranks. */
 static bool
-may_remember_hearsay(rdt_context *ctx, const struct rdti_obituary *news)
+failures_may_remember_hearsay(rdt_context *ctx, const struct rdti_obituary *news)
 {
     const uint64_t most = HEARSAY_LEAST + ctx->upcalls->membership->rank_count(ctx);
 
@@ -105,8 +105,8 @@ rdti_context_announce_death(rdt_context *ctx, const struct rdti_obituary *news,
 
     if (rdti_context_find_obituary(ctx, news->uuid) != NULL)
         return;
-    const bool is_hearsay = !has_met(ctx, news->uuid);
-    if (!is_hearsay || may_remember_hearsay(ctx, news)) {
+    const bool is_hearsay = !failures_has_met(ctx, news->uuid);
+    if (!is_hearsay || failures_may_remember_hearsay(ctx, news)) {
         obituary = malloc(sizeof(*obituary));
         if (obituary == NULL)
             rdti_log(RDT_LOG_ERROR, "no memory to remember that rank %d died", (int)news->rank);
@@ -121,9 +121,9 @@ rdti_context_announce_death(rdt_context *ctx, const struct rdti_obituary *news,
     for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next) {
         rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
         if (ep != source && memcmp(ep->uuid, news->uuid, RDT_UUID_BYTES) == 0)
-            end_as_dead(ep, news);
+            failures_end_as_dead(ep, news);
         else if (ep != source && rdti_endpoint_get_state(ep) == RDTI_EP_READY)
-            tell(ep, news);
+            failures_tell(ep, news);
     }
     ctx->upcalls->membership->on_death(ctx, news);
 }

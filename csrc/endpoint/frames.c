@@ -13,7 +13,8 @@
 #define REVOKES_MAX (RDTI_REGION_INDEX_MAX + 1)
 
 static rdt_status
-on_death(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struct rdt_error *err)
+frames_on_death(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
+                struct rdt_error *err)
 {
     struct rdti_death death;
     struct rdti_obituary news = {0};
@@ -68,7 +69,8 @@ rdti_endpoint_push_revoke(struct rdti_revoke **list, uint32_t *count, uint32_t *
 }
 
 static rdt_status
-on_revoke(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struct rdt_error *err)
+frames_on_revoke(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
+                 struct rdt_error *err)
 {
     struct rdti_revoke revoke;
     const rdt_status status = rdti_revoke_decode(payload, payload_bytes, &revoke, err);
@@ -93,7 +95,8 @@ on_revoke(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, stru
 }
 
 static rdt_status
-on_revoked(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struct rdt_error *err)
+frames_on_revoked(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
+                  struct rdt_error *err)
 {
     struct rdti_revoke revoke;
     const rdt_status status = rdti_revoke_decode(payload, payload_bytes, &revoke, err);
@@ -113,8 +116,8 @@ on_revoked(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, str
 }
 
 static rdt_status
-on_segment_get(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
-               struct rdt_error *err)
+frames_on_segment_get(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
+                      struct rdt_error *err)
 {
     struct rdti_segment segment;
     uint8_t out[RDTI_FRAME_PAYLOAD_MAX];
@@ -138,7 +141,8 @@ on_segment_get(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
 }
 
 static rdt_status
-on_segment(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struct rdt_error *err)
+frames_on_segment(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
+                  struct rdt_error *err)
 {
     struct rdti_segment segment;
     int fd;
@@ -160,8 +164,8 @@ on_segment(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, str
 }
 
 static rdt_status
-on_lane_words(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
-              struct rdt_error *err)
+frames_on_lane_words(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
+                     struct rdt_error *err)
 {
     if (ep->has_moved) /* for the old lane, sent before the move */
         return RDT_OK;
@@ -176,15 +180,16 @@ on_lane_words(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
 }
 
 static rdt_status
-on_slot_frame(rdt_endpoint *ep, uint16_t type, const uint8_t *payload, uint32_t payload_bytes,
-              struct rdt_error *err)
+frames_on_slot_frame(rdt_endpoint *ep, uint16_t type, const uint8_t *payload,
+                     uint32_t payload_bytes, struct rdt_error *err)
 {
     return ep->ctx->upcalls->protocols[RDTI_PROTOCOL_SLOTS]->on_frame(
         ep->attached[RDTI_PROTOCOL_SLOTS], (enum rdti_frame_type)type, payload, payload_bytes, err);
 }
 
 static rdt_status
-on_abort(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struct rdt_error *err)
+frames_on_abort(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
+                struct rdt_error *err)
 {
     struct rdti_abort abort;
     const rdt_status status = rdti_abort_decode(payload, payload_bytes, &abort, err);
@@ -198,8 +203,8 @@ on_abort(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struc
 
 /* over budget: one branch per type of frame. */
 static rdt_status
-on_frame(void *arg, uint16_t type, const uint8_t *payload, uint32_t payload_bytes,
-         struct rdt_error *err)
+frames_on_frame(void *arg, uint16_t type, const uint8_t *payload, uint32_t payload_bytes,
+                struct rdt_error *err)
 {
     rdt_endpoint *ep = arg;
 
@@ -215,7 +220,7 @@ on_frame(void *arg, uint16_t type, const uint8_t *payload, uint32_t payload_byte
     case RDTI_FRAME_HEARTBEAT:
         return RDT_OK; /* the channel has noted the time */
     case RDTI_FRAME_DEATH:
-        return on_death(ep, payload, payload_bytes, err);
+        return frames_on_death(ep, payload, payload_bytes, err);
     case RDTI_FRAME_GOODBYE:
         if (rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING)
             return RDT_OK; /* it gave up before it was ready: the socket's end says the same */
@@ -223,23 +228,23 @@ on_frame(void *arg, uint16_t type, const uint8_t *payload, uint32_t payload_byte
         rdti_endpoint_on_goodbye(ep);
         return RDT_OK;
     case RDTI_FRAME_REVOKE:
-        return on_revoke(ep, payload, payload_bytes, err);
+        return frames_on_revoke(ep, payload, payload_bytes, err);
     case RDTI_FRAME_REVOKED:
-        return on_revoked(ep, payload, payload_bytes, err);
+        return frames_on_revoked(ep, payload, payload_bytes, err);
     case RDTI_FRAME_SEGMENT_GET:
-        return on_segment_get(ep, payload, payload_bytes, err);
+        return frames_on_segment_get(ep, payload, payload_bytes, err);
     case RDTI_FRAME_SEGMENT:
-        return on_segment(ep, payload, payload_bytes, err);
+        return frames_on_segment(ep, payload, payload_bytes, err);
     case RDTI_FRAME_LANE_WORDS:
-        return on_lane_words(ep, payload, payload_bytes, err);
+        return frames_on_lane_words(ep, payload, payload_bytes, err);
     case RDTI_FRAME_MOVE:
         return rdti_failover_on_move(ep, payload, payload_bytes, err);
     case RDTI_FRAME_SLOT:
     case RDTI_FRAME_SLOT_GONE:
     case RDTI_FRAME_SLOT_REFUSED:
-        return on_slot_frame(ep, type, payload, payload_bytes, err);
+        return frames_on_slot_frame(ep, type, payload, payload_bytes, err);
     case RDTI_FRAME_ABORT:
-        return on_abort(ep, payload, payload_bytes, err);
+        return frames_on_abort(ep, payload, payload_bytes, err);
     }
     return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
                                "rank %d sent a frame of unknown type %u",
@@ -247,7 +252,7 @@ on_frame(void *arg, uint16_t type, const uint8_t *payload, uint32_t payload_byte
 }
 
 static void
-on_end(void *arg, const struct rdt_error *why)
+frames_on_end(void *arg, const struct rdt_error *why)
 {
     rdt_endpoint *ep = arg;
     struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
@@ -278,5 +283,5 @@ on_end(void *arg, const struct rdt_error *why)
     rdti_endpoint_fail(ep, &err, is_death);
 }
 
-const struct rdti_channel_events rdti_endpoint_channel_events = {.on_frame = on_frame,
-                                                                 .on_end = on_end};
+const struct rdti_channel_events rdti_endpoint_channel_events = {.on_frame = frames_on_frame,
+                                                                 .on_end = frames_on_end};

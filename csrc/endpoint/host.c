@@ -70,8 +70,8 @@ host_request_segment(void *core, struct rdti_lane *lane, uint32_t segment)
     rdt_endpoint *ep = lane->owner;
 
     rdti_count(&ctx->counters.control_messages[RDTI_TRAFFIC_CONTROL], 1);
-    /* Called from inside write() with the lane in use: bury() waits for the writer, so the channel
-     * cannot go away. */
+    /* Called from inside write() with the lane in use: advance_bury() waits for the writer, so the
+     * channel cannot go away. */
     rdti_channel_send(ep->channel, RDTI_FRAME_SEGMENT_GET, payload,
                       rdti_segment_encode(&request, payload), NULL, 0);
 }

@@ -13,7 +13,8 @@
 
 /* [driver] */
 static rdt_status
-hold(rdt_endpoint *ep, const struct rdt_remote_region *remote, void **out, struct rdt_error *err)
+map_hold(rdt_endpoint *ep, const struct rdt_remote_region *remote, void **out,
+         struct rdt_error *err)
 {
     const struct rdti_revoke held = {.index = remote->index, .generation = remote->generation};
     void *addr = NULL;
@@ -55,7 +56,7 @@ rdt_endpoint_hold(rdt_endpoint *ep, const struct rdt_remote_region *remote, void
                               "hold: the remote region belongs to another process than rank %d",
                               (int)rdti_endpoint_rank(ep));
     rdti_engine_enter(ep->ctx->engine);
-    status = hold(ep, remote, out, err);
+    status = map_hold(ep, remote, out, err);
     rdti_engine_leave(ep->ctx->engine);
     return status;
 }

@@ -11,7 +11,7 @@
 #include "wire/notify.h"
 
 static rdt_status
-check_usable(const rdt_endpoint *ep, const char *call, struct rdt_error *err)
+endpoint_op_check_usable(const rdt_endpoint *ep, const char *call, struct rdt_error *err)
 {
     if (ep == NULL)
         return rdti_error_set(err, RDT_EINVAL, 0, "%s: the endpoint is NULL", call);
@@ -19,8 +19,9 @@ check_usable(const rdt_endpoint *ep, const char *call, struct rdt_error *err)
 }
 
 static rdt_status
-check_remote(const rdt_endpoint *ep, const char *call, const struct rdt_remote_region *remote,
-             uint64_t off_bytes, uint64_t len_bytes, struct rdt_error *err)
+endpoint_op_check_remote(const rdt_endpoint *ep, const char *call,
+                         const struct rdt_remote_region *remote, uint64_t off_bytes,
+                         uint64_t len_bytes, struct rdt_error *err)
 {
     if (remote == NULL)
         return rdti_error_set(err, RDT_EINVAL, 0, "%s: the remote region is NULL", call);
@@ -38,7 +39,8 @@ check_remote(const rdt_endpoint *ep, const char *call, const struct rdt_remote_r
 
 /* The path with sums. Out of line, so that it costs the other calls nothing. */
 __attribute__((noinline)) static rdt_status
-start_summed(rdt_endpoint *ep, struct rdt_transfer *t, rdt_transfer **out, struct rdt_error *err)
+endpoint_op_start_summed(rdt_endpoint *ep, struct rdt_transfer *t, rdt_transfer **out,
+                         struct rdt_error *err)
 {
     const struct rdti_filter *filter = ep->ctx->upcalls->filter;
     const rdt_status status =
@@ -54,10 +56,11 @@ start_summed(rdt_endpoint *ep, struct rdt_transfer *t, rdt_transfer **out, struc
 }
 
 static rdt_status
-start_op(rdt_endpoint *ep, struct rdt_transfer *t, rdt_transfer **out, struct rdt_error *err)
+endpoint_op_start(rdt_endpoint *ep, struct rdt_transfer *t, rdt_transfer **out,
+                  struct rdt_error *err)
 {
     if (rdti_context_verifies(ep->ctx))
-        return start_summed(ep, t, out, err);
+        return endpoint_op_start_summed(ep, t, out, err);
     const rdt_status status = rdti_endpoint_post(ep, t, err);
 
     if (status != RDT_OK)
@@ -70,7 +73,7 @@ start_op(rdt_endpoint *ep, struct rdt_transfer *t, rdt_transfer **out, struct rd
 }
 
 static rdt_status
-notify_word(const char *call, uint32_t notify, uint32_t *out, struct rdt_error *err)
+endpoint_op_notify_word(const char *call, uint32_t notify, uint32_t *out, struct rdt_error *err)
 {
     if (notify == RDT_NOTIFY_NONE)
         *out = RDTI_NOTIFY_NONE;
@@ -88,12 +91,12 @@ rdt_endpoint_write(rdt_endpoint *ep, const void *src, uint64_t len_bytes,
                    rdt_transfer **out, struct rdt_error *err)
 {
     uint32_t word = RDTI_NOTIFY_NONE;
-    rdt_status status = check_usable(ep, "write", err);
+    rdt_status status = endpoint_op_check_usable(ep, "write", err);
 
     if (status == RDT_OK)
-        status = check_remote(ep, "write", dst, dst_off, len_bytes, err);
+        status = endpoint_op_check_remote(ep, "write", dst, dst_off, len_bytes, err);
     if (status == RDT_OK)
-        status = notify_word("write", notify, &word, err);
+        status = endpoint_op_notify_word("write", notify, &word, err);
     if (status != RDT_OK)
         return status;
     if (src == NULL && len_bytes > 0)
@@ -108,20 +111,21 @@ rdt_endpoint_write(rdt_endpoint *ep, const void *src, uint64_t len_bytes,
     t->op.blocks = &t->op.block;
     t->op.block_count = len_bytes > 0 ? 1 : 0;
     t->op.len_bytes = len_bytes;
-    return start_op(ep, t, out, err);
+    return endpoint_op_start(ep, t, out, err);
 }
 
 static rdt_status
-check_blocks(const rdt_endpoint *ep, const struct rdt_block *blocks, uint32_t count,
-             const struct rdt_remote_region *dst, uint64_t *total_out, struct rdt_error *err)
+endpoint_op_check_blocks(const rdt_endpoint *ep, const struct rdt_block *blocks, uint32_t count,
+                         const struct rdt_remote_region *dst, uint64_t *total_out,
+                         struct rdt_error *err)
 {
     uint64_t total = 0;
 
     if (blocks == NULL)
         return rdti_error_set(err, RDT_EINVAL, 0, "write_many: the blocks are NULL");
     for (uint32_t i = 0; i < count; i++) {
-        const rdt_status status =
-            check_remote(ep, "write_many", dst, blocks[i].dst_off, blocks[i].len_bytes, err);
+        const rdt_status status = endpoint_op_check_remote(ep, "write_many", dst, blocks[i].dst_off,
+                                                           blocks[i].len_bytes, err);
         if (status != RDT_OK)
             return status;
         if (blocks[i].src == NULL && blocks[i].len_bytes > 0)
@@ -142,14 +146,14 @@ rdt_endpoint_write_many(rdt_endpoint *ep, const struct rdt_block *blocks, uint32
 {
     uint32_t word = RDTI_NOTIFY_NONE;
     uint64_t total = 0;
-    rdt_status status = check_usable(ep, "write_many", err);
+    rdt_status status = endpoint_op_check_usable(ep, "write_many", err);
 
     if (status == RDT_OK && count == 0) /* only its notification */
         return rdt_endpoint_write(ep, NULL, 0, dst, 0, notify, out, err);
     if (status == RDT_OK)
-        status = check_blocks(ep, blocks, count, dst, &total, err);
+        status = endpoint_op_check_blocks(ep, blocks, count, dst, &total, err);
     if (status == RDT_OK)
-        status = notify_word("write_many", notify, &word, err);
+        status = endpoint_op_notify_word("write_many", notify, &word, err);
     if (status != RDT_OK)
         return status;
     struct rdt_transfer *t = rdti_transfer_new(ep->ctx->pool);
@@ -165,7 +169,7 @@ rdt_endpoint_write_many(rdt_endpoint *ep, const struct rdt_block *blocks, uint32
     t->op.blocks = t->blocks;
     t->op.block_count = count;
     t->op.len_bytes = total;
-    return start_op(ep, t, out, err);
+    return endpoint_op_start(ep, t, out, err);
 }
 
 rdt_status
@@ -173,10 +177,10 @@ rdti_endpoint_read(rdt_endpoint *ep, void *dst, uint64_t len_bytes,
                    const struct rdt_remote_region *src, uint64_t src_off, enum rdti_traffic traffic,
                    rdt_transfer **out, struct rdt_error *err)
 {
-    rdt_status status = check_usable(ep, "read", err);
+    rdt_status status = endpoint_op_check_usable(ep, "read", err);
 
     if (status == RDT_OK)
-        status = check_remote(ep, "read", src, src_off, len_bytes, err);
+        status = endpoint_op_check_remote(ep, "read", src, src_off, len_bytes, err);
     if (status == RDT_OK && dst == NULL && len_bytes > 0)
         status = rdti_error_set(err, RDT_EINVAL, 0, "read: the destination is NULL");
     if (status != RDT_OK)
@@ -192,7 +196,7 @@ rdti_endpoint_read(rdt_endpoint *ep, void *dst, uint64_t len_bytes,
     t->op.blocks = &t->op.block;
     t->op.block_count = 1;
     t->op.len_bytes = len_bytes;
-    return start_op(ep, t, out, err);
+    return endpoint_op_start(ep, t, out, err);
 }
 
 rdt_status
@@ -204,7 +208,7 @@ rdt_endpoint_read(rdt_endpoint *ep, void *dst, uint64_t len_bytes,
 }
 
 static bool
-has_notify(void *arg)
+endpoint_op_has_notify(void *arg)
 {
     const rdt_endpoint *ep = arg;
     /* Read once: it may become READY in between. */
@@ -215,7 +219,7 @@ has_notify(void *arg)
 }
 
 static rdt_status
-lost_notification(const rdt_endpoint *ep, struct rdt_error *err)
+endpoint_op_lost_notification(const rdt_endpoint *ep, struct rdt_error *err)
 {
     return rdti_error_set_rank(err, RDT_ESTALE, rdti_endpoint_rank(ep),
                                "wait_notify: rank %d wrote to a region that was freed here before "
@@ -224,7 +228,7 @@ lost_notification(const rdt_endpoint *ep, struct rdt_error *err)
 }
 
 static rdt_status
-pop_inbox(rdt_endpoint *ep, uint32_t *out, struct rdt_error *err)
+endpoint_op_pop_inbox(rdt_endpoint *ep, uint32_t *out, struct rdt_error *err)
 {
     rdt_status status = RDT_OK;
 
@@ -237,7 +241,7 @@ pop_inbox(rdt_endpoint *ep, uint32_t *out, struct rdt_error *err)
         if (value != RDTI_INBOX_STALE)
             *out = value;
         else
-            status = lost_notification(ep, err);
+            status = endpoint_op_lost_notification(ep, err);
     } else {
         status = rdti_endpoint_error(ep, err);
         if (status == RDT_OK)
@@ -255,12 +259,12 @@ struct notify_wait {
 };
 
 static bool
-take_notify(void *arg)
+endpoint_op_take_notify(void *arg)
 {
     struct notify_wait *wait = arg;
 
-    if (wait->status == RDT_EAGAIN && has_notify(wait->ep))
-        wait->status = pop_inbox(wait->ep, wait->out, wait->err);
+    if (wait->status == RDT_EAGAIN && endpoint_op_has_notify(wait->ep))
+        wait->status = endpoint_op_pop_inbox(wait->ep, wait->out, wait->err);
     return wait->status != RDT_EAGAIN; /* else there is none, or another thread took it */
 }
 
@@ -269,19 +273,19 @@ rdt_endpoint_wait_notify(rdt_endpoint *ep, uint64_t timeout_ns, uint32_t *out,
                          struct rdt_error *err)
 {
     struct notify_wait wait = {.ep = ep, .out = out, .status = RDT_EAGAIN, .err = err};
-    rdt_status status = check_usable(ep, "wait_notify", err);
+    rdt_status status = endpoint_op_check_usable(ep, "wait_notify", err);
 
     if (status != RDT_OK)
         return status;
     if (timeout_ns == RDT_NO_WAIT) {
-        if (!has_notify(ep))
+        if (!endpoint_op_has_notify(ep))
             rdti_engine_poll(ep->ctx->engine);
-        return pop_inbox(ep, out, err);
+        return endpoint_op_pop_inbox(ep, out, err);
     }
-    if (rdti_engine_is_soon(ep->ctx->engine, take_notify, &wait, true))
+    if (rdti_engine_is_soon(ep->ctx->engine, endpoint_op_take_notify, &wait, true))
         return wait.status;
     timeout_ns = timeout_ns == RDT_TIMEOUT_DEFAULT ? ep->ctx->opts.timeout_ns : timeout_ns;
-    status = rdti_engine_wait_taking(ep->ctx->engine, take_notify, &wait,
+    status = rdti_engine_wait_taking(ep->ctx->engine, endpoint_op_take_notify, &wait,
                                      rdti_deadline_after(timeout_ns));
     if (status == RDT_ETIMEDOUT)
         return rdti_error_set_rank(err, RDT_ETIMEDOUT, rdti_endpoint_rank(ep),
@@ -302,7 +306,7 @@ struct map_wait {
 };
 
 static rdt_status
-try_map(struct map_wait *wait)
+endpoint_op_try_map(struct map_wait *wait)
 {
     rdt_endpoint *ep = wait->ep;
     rdt_status status;
@@ -322,11 +326,11 @@ try_map(struct map_wait *wait)
 }
 
 static bool
-is_mapped(void *arg)
+endpoint_op_is_mapped(void *arg)
 {
     struct map_wait *wait = arg;
 
-    wait->status = try_map(wait);
+    wait->status = endpoint_op_try_map(wait);
     return wait->status != RDT_EAGAIN;
 }
 
@@ -335,13 +339,13 @@ rdti_endpoint_map_until(rdt_endpoint *ep, const struct rdt_remote_region *remote
                         uint64_t deadline_ns, void **out, struct rdt_error *err)
 {
     struct map_wait wait = {.ep = ep, .remote = remote};
-    rdt_status status = check_usable(ep, "map", err);
+    rdt_status status = endpoint_op_check_usable(ep, "map", err);
 
     if (status == RDT_OK)
-        status = check_remote(ep, "map", remote, 0, 0, err);
+        status = endpoint_op_check_remote(ep, "map", remote, 0, 0, err);
     if (status != RDT_OK)
         return status;
-    status = rdti_engine_wait(ep->ctx->engine, is_mapped, &wait, deadline_ns);
+    status = rdti_engine_wait(ep->ctx->engine, endpoint_op_is_mapped, &wait, deadline_ns);
     if (status != RDT_OK)
         return rdti_error_set_rank(err, status, rdti_endpoint_rank(ep),
                                    "map: rank %d did not hand over its memory in time",
@@ -356,7 +360,7 @@ rdt_status
 rdt_endpoint_map(rdt_endpoint *ep, const struct rdt_remote_region *remote, void **out,
                  struct rdt_error *err)
 {
-    const rdt_status status = check_usable(ep, "map", err);
+    const rdt_status status = endpoint_op_check_usable(ep, "map", err);
 
     return status == RDT_OK
                ? rdti_endpoint_map_until(ep, remote, rdti_deadline_after(ep->ctx->opts.timeout_ns),

@@ -52,7 +52,7 @@ rdti_path_note(rdt_endpoint *ep, const char *text)
 /* ---- The endpoint -------------------------------------------------------------------------- */
 
 static rdt_status
-attach_protocols(rdt_endpoint *ep, struct rdt_error *err)
+setup_attach_protocols(rdt_endpoint *ep, struct rdt_error *err)
 {
     const struct rdti_upcalls *upcalls = ep->ctx->upcalls;
 
@@ -90,7 +90,7 @@ rdti_path_create(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES], int32_t r
         rdti_regions_alloc(ctx->regions, RDTI_RING_SMALL_BYTES, RDT_REGION_ZERO, &ep->ring, err);
     if (status != RDT_OK)
         goto err_free_ep;
-    status = attach_protocols(ep, err);
+    status = setup_attach_protocols(ep, err);
     if (status != RDT_OK)
         goto err_free_ring;
     rdti_list_append(&ctx->endpoints, &ep->link);
@@ -108,7 +108,7 @@ err_free_ep:
 /* ---- Both: the authenticated socket ------------------------------------------------------- */
 
 static void
-on_pidfd(void *arg, uint32_t epoll_events)
+setup_on_pidfd(void *arg, uint32_t epoll_events)
 {
     rdt_endpoint *ep = arg;
     struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
@@ -132,7 +132,7 @@ on_pidfd(void *arg, uint32_t epoll_events)
 /* A child that the peer forked may hold its sockets open: the process itself is watched too, where
  * it is visible. */
 static void
-watch_process(rdt_endpoint *ep, int32_t pid)
+setup_watch_process(rdt_endpoint *ep, int32_t pid)
 {
     struct rdt_error err;
 
@@ -143,13 +143,13 @@ watch_process(rdt_endpoint *ep, int32_t pid)
     if (ep->pidfd < 0)
         return;
     (void)rdti_fork_close_add(ep->pidfd);
-    if (rdti_engine_watch(ep->ctx->engine, ep->pidfd, EPOLLIN, on_pidfd, ep, &ep->pidfd_watch,
+    if (rdti_engine_watch(ep->ctx->engine, ep->pidfd, EPOLLIN, setup_on_pidfd, ep, &ep->pidfd_watch,
                           &err) != RDT_OK)
         rdti_path_drop_pidfd(ep);
 }
 
 static bool
-is_better(uint32_t a, uint32_t b)
+setup_is_better(uint32_t a, uint32_t b)
 {
     static const uint32_t order[RDTI_TRANSPORT_COUNT] = {0, 3, 1, 2}; /* tcp < verbs < shm */
 
@@ -165,7 +165,7 @@ rdti_path_check_floor(const rdt_endpoint *ep, uint32_t transport, uint32_t peer_
 
     /* A pair that shares memory crosses no host: nothing is better than shm. */
     if (floor == RDT_TRANSPORT_AUTO || floor >= RDTI_TRANSPORT_COUNT ||
-        !is_better(floor, transport))
+        !setup_is_better(floor, transport))
         return RDT_OK;
     return rdti_error_set_rank(err, RDT_EMISMATCH, rdti_endpoint_rank(ep),
                                "%s is required, but the best path to rank %d is %s: %s",
@@ -192,7 +192,7 @@ rdti_path_choice(const struct rdti_authenticated *with)
 /* For a pair that uses tcp for want of devices: notes which side has none, in words that are right
  * on both sides, and why, as far as it is known here. */
 static void
-note_no_verbs(rdt_endpoint *ep, const struct rdti_authenticated *with)
+setup_note_no_verbs(rdt_endpoint *ep, const struct rdti_authenticated *with)
 {
     const struct rdti_found *own = &ep->ctx->found[RDT_TRANSPORT_VERBS];
     char text[RDT_ERROR_MESSAGE_BYTES];
@@ -259,7 +259,7 @@ rdti_path_make_half(rdt_endpoint *ep, uint32_t transport, const struct rdti_auth
 
 /* A channel to this peer exists already. Both sides decide alike, so that exactly one survives. */
 static rdt_status
-check_second(rdt_endpoint *ep, const struct rdti_authenticated *result, struct rdt_error *err)
+setup_check_second(rdt_endpoint *ep, const struct rdti_authenticated *result, struct rdt_error *err)
 {
     const bool is_crossing = rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING &&
                              ep->setup->authenticated.is_connector && !ep->setup->has_path_in;
@@ -274,8 +274,8 @@ check_second(rdt_endpoint *ep, const struct rdti_authenticated *result, struct r
 
 /* The endpoint of an authenticated connector, which may have been opened here too. */
 static rdt_status
-endpoint_of(rdt_context *ctx, const struct rdti_authenticated *result, rdt_endpoint **out,
-            struct rdt_error *err)
+setup_endpoint_of(rdt_context *ctx, const struct rdti_authenticated *result, rdt_endpoint **out,
+                  struct rdt_error *err)
 {
     rdt_endpoint *ep = rdti_endpoint_find(ctx, result->hello.connector);
     rdt_status status = RDT_OK;
@@ -288,7 +288,7 @@ endpoint_of(rdt_context *ctx, const struct rdti_authenticated *result, rdt_endpo
     if (strcmp(ep->job_id, result->hello.job_id) == 0) /* it may be opened since the admission */
         status = rdti_path_check_rank(ep->job_id, rdti_endpoint_rank(ep), result->hello.rank, err);
     if (status == RDT_OK && ep->channel != NULL)
-        status = check_second(ep, result, err);
+        status = setup_check_second(ep, result, err);
     if (status != RDT_OK)
         return status;
     rdti_handshake_cancel(ep->setup->handshake);
@@ -299,14 +299,14 @@ endpoint_of(rdt_context *ctx, const struct rdti_authenticated *result, rdt_endpo
 
 /* over budget: both roles pass here, and each step may fail with its own undoing. */
 static void
-on_authenticated(rdt_context *ctx, void *arg, const struct rdti_authenticated *result)
+setup_on_authenticated(rdt_context *ctx, void *arg, const struct rdti_authenticated *result)
 {
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
     rdt_endpoint *ep = arg;
 
     if (ep != NULL)
         ep->setup->handshake = NULL;
-    else if (endpoint_of(ctx, result, &ep, &err) != RDT_OK) {
+    else if (setup_endpoint_of(ctx, result, &ep, &err) != RDT_OK) {
         rdti_log(RDT_LOG_INFO, "dropped a connection: %s", err.message);
         rdti_fork_close_remove(result->fd);
         (void)close(result->fd);
@@ -330,9 +330,9 @@ on_authenticated(rdt_context *ctx, void *arg, const struct rdti_authenticated *r
         rdti_endpoint_fail(ep, &err, false);
         return;
     }
-    watch_process(ep, result->is_unix ? result->peer_pid : 0);
+    setup_watch_process(ep, result->is_unix ? result->peer_pid : 0);
     ep->setup->authenticated = *result;
-    note_no_verbs(ep, result);
+    setup_note_no_verbs(ep, result);
     if (result->is_connector)
         return; /* the listener speaks first */
     const uint32_t transport = rdti_path_choice(result);
@@ -346,7 +346,7 @@ on_authenticated(rdt_context *ctx, void *arg, const struct rdti_authenticated *r
 }
 
 static rdt_status
-confirm(void *arg, const struct rdti_challenge *challenge, struct rdt_error *err)
+setup_confirm(void *arg, const struct rdti_challenge *challenge, struct rdt_error *err)
 {
     const rdt_endpoint *ep = arg;
 
@@ -354,7 +354,7 @@ confirm(void *arg, const struct rdti_challenge *challenge, struct rdt_error *err
 }
 
 static void
-on_handshake_failed(rdt_context *ctx, void *arg, const struct rdt_error *err)
+setup_on_handshake_failed(rdt_context *ctx, void *arg, const struct rdt_error *err)
 {
     rdt_endpoint *ep = arg;
 
@@ -365,8 +365,8 @@ on_handshake_failed(rdt_context *ctx, void *arg, const struct rdt_error *err)
 
 const struct rdti_handshake_events rdti_path_handshake_events = {
     .admit = rdti_path_admit,
-    .confirm = confirm,
-    .done = on_authenticated,
-    .failed = on_handshake_failed,
+    .confirm = setup_confirm,
+    .done = setup_on_authenticated,
+    .failed = setup_on_handshake_failed,
     .join = rdti_path_on_join,
 };

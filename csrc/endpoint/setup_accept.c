@@ -10,7 +10,7 @@
 #include "endpoint/setup.h"
 
 static rdt_status
-check_crossing(rdt_context *ctx, const struct rdti_hello *hello, struct rdt_error *err)
+setup_accept_check_crossing(rdt_context *ctx, const struct rdti_hello *hello, struct rdt_error *err)
 {
     rdt_endpoint *ep = rdti_endpoint_find(ctx, hello->connector);
 
@@ -26,7 +26,7 @@ check_crossing(rdt_context *ctx, const struct rdti_hello *hello, struct rdt_erro
         ep->setup->has_refused_crossing = true;
         return rdti_error_set(err, RDT_EBUSY, 0, "connections crossed; this side's goes on");
     }
-    return RDT_OK; /* this side's goes on until the peer's is authenticated: endpoint_of() */
+    return RDT_OK; /* this side's goes on until the peer's is authenticated: setup_endpoint_of() */
 }
 
 rdt_status
@@ -87,7 +87,7 @@ rdti_path_admit(rdt_context *ctx, const struct rdti_hello *hello, bool is_unix,
                               rdti_path_transport_name(force));
     if (!is_unix && force == RDT_TRANSPORT_SHM)
         return rdti_error_set(err, RDT_ENOTVIABLE, 0, "tcp: rank %d forces shm", (int)job->rank);
-    const rdt_status status = check_crossing(ctx, hello, err);
+    const rdt_status status = setup_accept_check_crossing(ctx, hello, err);
     if (status != RDT_OK)
         return status;
     rdti_path_fill_hello(ctx, job, hello->connector, &own);
@@ -107,7 +107,8 @@ rdti_path_admit(rdt_context *ctx, const struct rdti_hello *hello, bool is_unix,
 /* The JOIN proves its sender, but not that it is new: a stream that has no place is refused, and
  * ends nothing. */
 static void
-add_stream(rdt_context *ctx, rdt_endpoint *ep, struct rdti_lane *lane, int fd, uint32_t index)
+setup_accept_add_stream(rdt_context *ctx, rdt_endpoint *ep, struct rdti_lane *lane, int fd,
+                        uint32_t index)
 {
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
     rdt_status status;
@@ -142,7 +143,7 @@ rdti_path_on_join(rdt_context *ctx, int fd, const uint8_t *join_bytes)
         rdti_join_mac(ep->session_key, join_bytes, want);
         if (!rdti_equal_constant_time(want, join.mac, sizeof(want)))
             break;
-        add_stream(ctx, ep, lane, fd, join.index);
+        setup_accept_add_stream(ctx, ep, lane, fd, join.index);
         return;
     }
 refuse:

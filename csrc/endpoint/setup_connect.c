@@ -24,7 +24,7 @@
 #define UNREACHED_NS UINT64_C(50000000)
 
 static void
-add_unix_place(struct rdti_setup *setup, const struct rdti_blob *blob)
+setup_connect_add_unix_place(struct rdti_setup *setup, const struct rdti_blob *blob)
 {
     struct rdti_place *place = &setup->places[setup->place_count++];
     struct sockaddr_un *addr = (struct sockaddr_un *)(void *)&place->addr;
@@ -38,10 +38,10 @@ add_unix_place(struct rdti_setup *setup, const struct rdti_blob *blob)
 }
 
 static void
-add_tcp_places(struct rdti_setup *setup, const struct rdti_blob *blob, bool is_maybe_here,
-               bool loopback)
+setup_connect_add_tcp_places(struct rdti_setup *setup, const struct rdti_blob *blob,
+                             bool is_maybe_here, bool loopback)
 {
-    for (uint32_t i = 0; i < blob->addr_count && setup->place_count < RDTI_PLACES_MAX; i++) {
+    for (uint32_t i = 0; i < blob->addr_count && setup->place_count < RDTI_SETUP_PLACES_MAX; i++) {
         const struct rdti_blob_addr *addr = &blob->addrs[i];
         /* Another host's loopback address leads to this process's own host. */
         if ((addr->is_loopback != 0) != loopback || (loopback && !is_maybe_here))
@@ -55,7 +55,7 @@ add_tcp_places(struct rdti_setup *setup, const struct rdti_blob *blob, bool is_m
 }
 
 static void
-list_places(rdt_endpoint *ep, const struct rdti_blob *blob)
+setup_connect_list_places(rdt_endpoint *ep, const struct rdti_blob *blob)
 {
     const rdt_context *ctx = ep->ctx;
     const uint32_t force = ctx->opts.force_transport;
@@ -73,12 +73,12 @@ list_places(rdt_endpoint *ep, const struct rdti_blob *blob)
     else if (blob->unix_name[0] == '\0')
         rdti_path_note(ep, "the peer offers no shared memory");
     else
-        add_unix_place(ep->setup, blob);
+        setup_connect_add_unix_place(ep->setup, blob);
     if (force == RDT_TRANSPORT_SHM)
         return;
     /* On one host loopback is the fastest path; the "other host" of a test is this one. */
-    add_tcp_places(ep->setup, blob, is_maybe_here || is_test, true);
-    add_tcp_places(ep->setup, blob, is_maybe_here || is_test, false);
+    setup_connect_add_tcp_places(ep->setup, blob, is_maybe_here || is_test, true);
+    setup_connect_add_tcp_places(ep->setup, blob, is_maybe_here || is_test, false);
 }
 
 void
@@ -92,7 +92,7 @@ rdti_path_retry(rdt_endpoint *ep, uint64_t after_ns)
 
 /* Errors that neither another place nor patience can mend. */
 static bool
-is_final(int32_t status)
+setup_connect_is_final(int32_t status)
 {
     return status == RDT_EAUTH || status == RDT_EVERSION || status == RDT_EMISMATCH ||
            status == RDT_EFORKED;
@@ -100,15 +100,15 @@ is_final(int32_t status)
 
 /* A shortage of descriptors here: another place may need fewer, but the peer is not to blame. */
 static bool
-is_shortage(const struct rdt_error *err)
+setup_connect_is_shortage(const struct rdt_error *err)
 {
     return err->sys_errno == EMFILE || err->sys_errno == ENFILE;
 }
 
 static void
-note_failure(struct rdti_setup *setup, const struct rdt_error *err)
+setup_connect_note_failure(struct rdti_setup *setup, const struct rdt_error *err)
 {
-    if (!is_shortage(&setup->last_error))
+    if (!setup_connect_is_shortage(&setup->last_error))
         setup->last_error = *err;
     setup->was_silent = setup->was_silent || err->status == RDT_ETIMEDOUT;
     setup->was_answered = setup->was_answered || (err->sys_errno != ECONNREFUSED &&
@@ -124,8 +124,8 @@ rdti_path_attempt_failed(rdt_endpoint *ep, const struct rdt_error *err)
         rdti_path_retry(ep, RDTI_CROSSED_NS);
         return;
     }
-    note_failure(setup, err);
-    if (is_final(err->status)) {
+    setup_connect_note_failure(setup, err);
+    if (setup_connect_is_final(err->status)) {
         rdti_endpoint_fail(ep, err, false);
         return;
     }
@@ -138,12 +138,12 @@ rdti_path_attempt_failed(rdt_endpoint *ep, const struct rdt_error *err)
 }
 
 static void
-out_of_places(rdt_endpoint *ep)
+setup_connect_out_of_places(rdt_endpoint *ep)
 {
     struct rdti_setup *setup = ep->setup;
     struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
 
-    if (is_shortage(&setup->last_error)) {
+    if (setup_connect_is_shortage(&setup->last_error)) {
         err = setup->last_error;
         (void)rdti_error_set_rank(&err, RDT_EDEVICE, rdti_endpoint_rank(ep),
                                   "this process has no descriptor for a path to rank %d: %s",
@@ -204,10 +204,10 @@ rdti_path_try_next(rdt_endpoint *ep)
             rdti_path_retry(ep, RDTI_RETRY_NS);
             return;
         }
-        note_failure(setup, &err);
+        setup_connect_note_failure(setup, &err);
         rdti_path_note(ep, err.message);
     }
-    out_of_places(ep);
+    setup_connect_out_of_places(ep);
 }
 
 void
@@ -233,16 +233,17 @@ rdti_path_fill_hello(const rdt_context *ctx, const struct rdti_job *job,
 
 /* Fills in what an endpoint needs to connect; one that only the peer opened has none of it. */
 static void
-prepare(rdt_endpoint *ep, const struct rdti_blob *blob, const struct rdti_job *job)
+setup_connect_prepare(rdt_endpoint *ep, const struct rdti_blob *blob, const struct rdti_job *job)
 {
     ep->setup->is_prepared = true;
     rdti_path_fill_hello(ep->ctx, job, blob->uuid, &ep->setup->hello);
-    list_places(ep, blob);
+    setup_connect_list_places(ep, blob);
 }
 
 static rdt_status
-open_new(rdt_context *ctx, const struct rdti_blob *blob, const struct rdt_endpoint_opts *opts,
-         const struct rdti_job *job, rdt_endpoint **out, struct rdt_error *err)
+setup_connect_open_new(rdt_context *ctx, const struct rdti_blob *blob,
+                       const struct rdt_endpoint_opts *opts, const struct rdti_job *job,
+                       rdt_endpoint **out, struct rdt_error *err)
 {
     const bool is_default = opts->timeout_ns == 0 || opts->timeout_ns == RDT_TIMEOUT_DEFAULT;
     const rdt_status status =
@@ -252,21 +253,21 @@ open_new(rdt_context *ctx, const struct rdti_blob *blob, const struct rdt_endpoi
     if (status != RDT_OK)
         return status;
     (*out)->refs = 1;
-    prepare(*out, blob, job);
+    setup_connect_prepare(*out, blob, job);
     rdti_path_try_next(*out);
     return RDT_OK;
 }
 
 static void
-open_again(rdt_endpoint *ep, const struct rdti_blob *blob, const struct rdt_endpoint_opts *opts,
-           const struct rdti_job *job)
+setup_connect_open_again(rdt_endpoint *ep, const struct rdti_blob *blob,
+                         const struct rdt_endpoint_opts *opts, const struct rdti_job *job)
 {
     rdti_endpoint_ref(ep);
     if (rdti_endpoint_rank(ep) == RDT_RANK_UNKNOWN)
         rdti_endpoint_set_rank(ep, opts->peer_rank);
     if (ep->setup == NULL || ep->setup->is_prepared)
         return;
-    prepare(ep, blob, job);
+    setup_connect_prepare(ep, blob, job);
     if (ep->channel == NULL) /* the peer's path failed just now */
         rdti_path_retry(ep, RDTI_CROSSED_NS);
 }
@@ -274,7 +275,7 @@ open_again(rdt_endpoint *ep, const struct rdti_blob *blob, const struct rdt_endp
 /* An endpoint that only the peer opened lives as long as the peer wants it. Its goodbye may have
  * come in already, and a call that opens now means the time after it. */
 static rdt_endpoint *
-find_open(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
+setup_connect_find_open(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
 {
     rdt_endpoint *ep = rdti_endpoint_find(ctx, uuid);
 
@@ -285,12 +286,13 @@ find_open(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
 }
 
 static rdt_status
-open_locked(rdt_context *ctx, const struct rdti_blob *blob, const struct rdt_endpoint_opts *opts,
-            rdt_endpoint **out, struct rdt_error *err)
+setup_connect_open_locked(rdt_context *ctx, const struct rdti_blob *blob,
+                          const struct rdt_endpoint_opts *opts, rdt_endpoint **out,
+                          struct rdt_error *err)
 {
     const struct rdti_job *job = rdti_context_find_job(ctx, opts->job_id);
     const struct rdti_obituary *dead = rdti_context_find_obituary(ctx, blob->uuid);
-    rdt_endpoint *ep = find_open(ctx, blob->uuid);
+    rdt_endpoint *ep = setup_connect_find_open(ctx, blob->uuid);
 
     if (job == NULL)
         return rdti_error_set(err, RDT_EINVAL, 0,
@@ -305,12 +307,12 @@ open_locked(rdt_context *ctx, const struct rdti_blob *blob, const struct rdt_end
                              err) != RDT_OK)
         return RDT_EMISMATCH;
     if (ep == NULL)
-        return open_new(ctx, blob, opts, job, out, err);
+        return setup_connect_open_new(ctx, blob, opts, job, out, err);
     /* The peer came first, and stated its rank. */
     if (ep->refs == 0 && strcmp(ep->job_id, opts->job_id) == 0 &&
         rdti_path_check_rank(ep->job_id, opts->peer_rank, rdti_endpoint_rank(ep), err) != RDT_OK)
         return RDT_EMISMATCH;
-    open_again(ep, blob, opts, job);
+    setup_connect_open_again(ep, blob, opts, job);
     *out = ep;
     return RDT_OK;
 }
@@ -334,7 +336,7 @@ rdt_endpoint_open(rdt_context *ctx, const uint8_t *blob_bytes, size_t blob_len,
     if (memcmp(blob.uuid, ctx->uuid, RDT_UUID_BYTES) == 0)
         return rdti_error_set(err, RDT_EINVAL, 0, "endpoint_open: the blob is this process's own");
     rdti_engine_enter(ctx->engine);
-    status = open_locked(ctx, &blob, opts, &ep, err);
+    status = setup_connect_open_locked(ctx, &blob, opts, &ep, err);
     rdti_engine_leave(ctx->engine);
     if (status == RDT_OK)
         *out = ep;
@@ -342,7 +344,7 @@ rdt_endpoint_open(rdt_context *ctx, const uint8_t *blob_bytes, size_t blob_len,
 }
 
 static bool
-is_settled(void *arg)
+setup_connect_is_settled(void *arg)
 {
     return rdti_endpoint_get_state(arg) != RDTI_EP_CONNECTING;
 }
@@ -358,7 +360,8 @@ rdt_endpoint_wait_ready(rdt_endpoint *ep, uint64_t timeout_ns, struct rdt_error 
     if (status != RDT_OK)
         return status;
     timeout_ns = timeout_ns == RDT_TIMEOUT_DEFAULT ? ep->ctx->opts.timeout_ns : timeout_ns;
-    status = rdti_engine_wait(ep->ctx->engine, is_settled, ep, rdti_deadline_after(timeout_ns));
+    status = rdti_engine_wait(ep->ctx->engine, setup_connect_is_settled, ep,
+                              rdti_deadline_after(timeout_ns));
     if (status == RDT_ETIMEDOUT)
         return rdti_error_set_rank(err, RDT_ETIMEDOUT, rdti_endpoint_rank(ep),
                                    "the endpoint to rank %d was not ready within %.3f s",

@@ -14,7 +14,7 @@
 
 /* Where a floor is not met, the peer gets only the reasons: it makes that sentence itself. */
 static const char *
-words_for_peer(const rdt_endpoint *ep, const struct rdt_error *err)
+setup_probe_words_for_peer(const rdt_endpoint *ep, const struct rdt_error *err)
 {
     const char *reasons = ep->setup->reasons;
 
@@ -30,7 +30,7 @@ rdti_path_tell_failure(rdt_endpoint *ep, const struct rdt_error *err)
     struct rdti_text text = {0};
     uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
 
-    rdti_text_copy(text.text, sizeof(text.text), words_for_peer(ep, err));
+    rdti_text_copy(text.text, sizeof(text.text), setup_probe_words_for_peer(ep, err));
     rdti_channel_send(ep->channel, RDTI_FRAME_PATH_FAILED, payload,
                       rdti_text_encode(&text, payload), NULL, 0);
 }
@@ -38,7 +38,7 @@ rdti_path_tell_failure(rdt_endpoint *ep, const struct rdt_error *err)
 /* Devices that cannot reach each other will not at the next attempt either: the connector no longer
  * offers verbs, and begins with its first place again. */
 static void
-drop_verbs(rdt_endpoint *ep)
+setup_probe_drop_verbs(rdt_endpoint *ep)
 {
     struct rdti_setup *setup = ep->setup;
     const uint32_t bit = 1u << RDT_TRANSPORT_VERBS;
@@ -59,7 +59,7 @@ rdti_path_abandon(rdt_endpoint *ep, const struct rdt_error *err)
 {
     const struct rdt_error why = *err; /* a copy: err may lie in what is released */
 
-    drop_verbs(ep);
+    setup_probe_drop_verbs(ep);
     rdti_endpoint_release_path(ep, &why);
     if (!ep->setup->is_passive) {
         rdti_path_attempt_failed(ep, &why);
@@ -73,7 +73,7 @@ rdti_path_abandon(rdt_endpoint *ep, const struct rdt_error *err)
 /* Both sides saw that devices do not reach each other, or that one has none. If a floor rules out
  * anything less, the endpoint ends, with the same words on both sides. */
 static bool
-fails_floor(rdt_endpoint *ep, const struct rdt_error *why)
+setup_probe_fails_floor(rdt_endpoint *ep, const struct rdt_error *why)
 {
     const struct rdti_authenticated *with = &ep->setup->authenticated;
     struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
@@ -97,7 +97,7 @@ rdti_path_refuse(rdt_endpoint *ep, const struct rdt_error *err)
     rdti_path_tell_failure(ep, err);
     if (err->status == RDT_EMISMATCH)
         rdti_endpoint_fail(ep, err, false);
-    else if (!fails_floor(ep, err))
+    else if (!setup_probe_fails_floor(ep, err))
         rdti_path_note(ep, err->message);
 }
 
@@ -106,7 +106,7 @@ rdti_path_give_up(rdt_endpoint *ep, const struct rdt_error *err)
 {
     if (ep->channel != NULL)
         rdti_path_tell_failure(ep, err);
-    if (!fails_floor(ep, err))
+    if (!setup_probe_fails_floor(ep, err))
         rdti_path_abandon(ep, err);
 }
 
@@ -127,7 +127,7 @@ rdti_path_channel_lost(rdt_endpoint *ep, const struct rdt_error *err)
 }
 
 static rdt_status
-connect_lane(rdt_endpoint *ep, struct rdt_error *err)
+setup_probe_connect_lane(rdt_endpoint *ep, struct rdt_error *err)
 {
     struct rdti_setup *setup = ep->setup;
     struct rdti_offer offer = {.len_bytes = setup->peer_path.offer_bytes};
@@ -183,7 +183,7 @@ rdti_path_on_path(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_byt
                               rdti_path_transport_name(setup->peer_path.transport));
     }
     if (status == RDT_OK)
-        status = connect_lane(ep, err);
+        status = setup_probe_connect_lane(ep, err);
     if (status == RDT_EPROTO)
         return status;
     if (status != RDT_OK)
@@ -211,7 +211,7 @@ rdti_path_on_path_failed(rdt_endpoint *ep, const uint8_t *payload, uint32_t payl
     else
         (void)rdti_error_set_rank(&why, RDT_ENOTVIABLE, rdti_endpoint_rank(ep), "rank %d: %s",
                                   (int)rdti_endpoint_rank(ep), text.text);
-    if (!fails_floor(ep, &why))
+    if (!setup_probe_fails_floor(ep, &why))
         rdti_path_abandon(ep, &why);
     return RDT_OK;
 }
@@ -219,7 +219,7 @@ rdti_path_on_path_failed(rdt_endpoint *ep, const uint8_t *payload, uint32_t payl
 /* Whether the pair should have had a better path: verbs was tried and given up, or both have shared
  * memory and meet over the loopback address all the same. */
 static bool
-is_fallback(const rdt_endpoint *ep)
+setup_probe_is_fallback(const rdt_endpoint *ep)
 {
     const struct rdti_setup *setup = ep->setup;
     const struct rdti_authenticated *with = &setup->authenticated;
@@ -237,9 +237,9 @@ is_fallback(const rdt_endpoint *ep)
 }
 
 static void
-become_ready(rdt_endpoint *ep)
+setup_probe_become_ready(rdt_endpoint *ep)
 {
-    ep->lane->is_fallback = is_fallback(ep);
+    ep->lane->is_fallback = setup_probe_is_fallback(ep);
     rdti_context_note_met(ep->ctx, ep->uuid);
     rdti_text_copy(ep->reason, sizeof(ep->reason), ep->setup->reasons);
     ep->ready_after_ns = rdti_now_ns() - ep->setup->begun_ns;
@@ -263,10 +263,10 @@ become_ready(rdt_endpoint *ep)
 }
 
 static void
-check_ready(rdt_endpoint *ep)
+setup_probe_check_ready(rdt_endpoint *ep)
 {
     if (ep->setup->said_ready && ep->setup->heard_ready)
-        become_ready(ep);
+        setup_probe_become_ready(ep);
 }
 
 rdt_status
@@ -280,7 +280,7 @@ rdti_path_on_ready_frame(rdt_endpoint *ep, struct rdt_error *err)
         return rdti_error_set(err, RDT_EPROTO, 0, "rank %d said READY twice",
                               (int)rdti_endpoint_rank(ep));
     ep->setup->heard_ready = true;
-    check_ready(ep);
+    setup_probe_check_ready(ep);
     return RDT_OK;
 }
 
@@ -292,7 +292,7 @@ rdti_path_on_early(rdt_endpoint *ep, struct rdt_error *err)
                               (int)rdti_endpoint_rank(ep));
     ep->is_ready_frame_due = !ep->setup->heard_ready;
     ep->setup->heard_ready = true;
-    check_ready(ep);
+    setup_probe_check_ready(ep);
     return RDT_OK;
 }
 
@@ -301,7 +301,7 @@ rdti_path_on_early(rdt_endpoint *ep, struct rdt_error *err)
 /* The peer cannot be written to, for want of memory that its device may reach, say: this path does
  * not work. */
 static void
-on_probe_done(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
+setup_probe_on_done(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
 {
     rdt_endpoint *ep = RDTI_CONTAINER(op, rdt_endpoint, probe);
 
@@ -331,7 +331,7 @@ rdti_path_on_lane_ready(rdt_endpoint *ep)
         .blocks = &ep->probe.block,
         .block_count = 1,
         .len_bytes = sizeof(ep->probe_nonce),
-        .complete = on_probe_done,
+        .complete = setup_probe_on_done,
     };
     if (ep->lane->transport->write(ep->lane, &ep->probe, &err) != RDT_OK)
         rdti_endpoint_on_lane_error(ep, &err);
@@ -353,6 +353,6 @@ rdti_path_on_probe(rdt_endpoint *ep, struct rdt_error *err)
             (int)rdti_endpoint_rank(ep), rdti_path_transport_name(rdti_endpoint_transport_id(ep)));
     setup->said_ready = true;
     rdti_channel_send(ep->channel, RDTI_FRAME_READY, NULL, 0, NULL, 0);
-    check_ready(ep);
+    setup_probe_check_ready(ep);
     return RDT_OK;
 }

@@ -5,7 +5,7 @@
 #include "endpoint/setup.h"
 
 static void
-tick_setup(rdt_endpoint *ep, uint64_t now_ns)
+timers_tick_setup(rdt_endpoint *ep, uint64_t now_ns)
 {
     struct rdti_setup *setup = ep->setup;
     struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
@@ -38,16 +38,16 @@ tick_setup(rdt_endpoint *ep, uint64_t now_ns)
 /* If this process had no core, the last message of a proof may lie here unread; the peer, which has
  * this side's, takes the path for ready. */
 static void
-tick_unready(rdt_endpoint *ep, uint64_t now_ns)
+timers_tick_unready(rdt_endpoint *ep, uint64_t now_ns)
 {
     if (now_ns >= ep->setup->deadline_ns || now_ns >= ep->setup->path_deadline_ns)
         rdti_endpoint_hear(ep);
     if (ep->setup != NULL && !rdti_endpoint_is_ended(ep))
-        tick_setup(ep, now_ns);
+        timers_tick_setup(ep, now_ns);
 }
 
 static void
-tick_ready(rdt_endpoint *ep, bool beat)
+timers_tick_ready(rdt_endpoint *ep, bool beat)
 {
     const uint64_t last_heard_ns = rdti_channel_last_heard_ns(ep->channel);
     const uint64_t silence_ns = rdti_endpoint_silence_ns(ep);
@@ -100,8 +100,8 @@ rdti_path_tick(void *arg)
         if (rdti_endpoint_end_lossy(ep))
             continue;
         if (ep->setup != NULL)
-            tick_unready(ep, now_ns);
+            timers_tick_unready(ep, now_ns);
         else if (ep->channel != NULL)
-            tick_ready(ep, beat);
+            timers_tick_ready(ep, beat);
     }
 }

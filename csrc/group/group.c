@@ -91,8 +91,8 @@ rdt_group_global_rank(const rdt_group *group, uint32_t rank)
 
 /* The blob identifies the member's process, which may be known to be dead. */
 static rdt_status
-note_identity(rdt_group *group, uint32_t rank, const uint8_t *bytes, size_t len_bytes,
-              struct rdt_error *err)
+group_note_identity(rdt_group *group, uint32_t rank, const uint8_t *bytes, size_t len_bytes,
+                    struct rdt_error *err)
 {
     struct rdti_member *member = &group->scope.members[rank];
     struct rdti_blob blob;
@@ -114,8 +114,8 @@ note_identity(rdt_group *group, uint32_t rank, const uint8_t *bytes, size_t len_
 
 /* Gets the member's address by the program's blob function. */
 static rdt_status
-get_blob(rdt_group *group, uint32_t rank, uint8_t blob[RDT_BLOB_MAX_BYTES], size_t *len_out,
-         struct rdt_error *err)
+group_get_blob(rdt_group *group, uint32_t rank, uint8_t blob[RDT_BLOB_MAX_BYTES], size_t *len_out,
+               struct rdt_error *err)
 {
     struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
     const rdt_status status = group->blob(group->blob_arg, rank, rdt_group_timeout(group), blob,
@@ -142,7 +142,7 @@ get_blob(rdt_group *group, uint32_t rank, uint8_t blob[RDT_BLOB_MAX_BYTES], size
 /* Without a lock: the store may take its time. Two threads at once both do it, and the second
  * reference is returned. */
 static rdt_status
-open_member(rdt_group *group, uint32_t rank, struct rdt_error *err)
+group_open_member(rdt_group *group, uint32_t rank, struct rdt_error *err)
 {
     const struct rdt_endpoint_opts opts = {
         .struct_size = sizeof(opts),
@@ -153,10 +153,10 @@ open_member(rdt_group *group, uint32_t rank, struct rdt_error *err)
     uint8_t blob[RDT_BLOB_MAX_BYTES];
     size_t len_bytes = 0;
     rdt_endpoint *ep = NULL;
-    rdt_status status = get_blob(group, rank, blob, &len_bytes, err);
+    rdt_status status = group_get_blob(group, rank, blob, &len_bytes, err);
 
     if (status == RDT_OK)
-        status = note_identity(group, rank, blob, len_bytes, err);
+        status = group_note_identity(group, rank, blob, len_bytes, err);
     if (status == RDT_OK)
         status = rdt_endpoint_open(group->scope.ctx, blob, len_bytes, &opts, &ep, err);
     if (status != RDT_OK)
@@ -178,7 +178,7 @@ open_member(rdt_group *group, uint32_t rank, struct rdt_error *err)
 
 /* [driver] The first member that `peer` stands for and that has no endpoint; size: all have. */
 static uint32_t
-find_missing(const rdt_group *group, uint32_t peer)
+group_find_missing(const rdt_group *group, uint32_t peer)
 {
     if (peer != RDT_SOURCE_ANY)
         return peer == group->scope.rank || group->scope.members[peer].ep != NULL
@@ -201,7 +201,7 @@ rdti_group_enter(rdt_group *group, uint32_t peer, struct rdt_error *err)
 
     for (;;) {
         rdti_engine_enter(engine);
-        const uint32_t missing = find_missing(group, peer);
+        const uint32_t missing = group_find_missing(group, peer);
         if (group->state != RDTI_GROUP_LIVE)
             status = rdti_error_copy(err, &group->error);
         else if (missing == group->scope.size)
@@ -214,14 +214,14 @@ rdti_group_enter(rdt_group *group, uint32_t peer, struct rdt_error *err)
                 rdti_scope_rank_name(&group->scope, missing).text);
         rdti_engine_leave(engine);
         if (status == RDT_OK)
-            status = open_member(group, missing, err);
+            status = group_open_member(group, missing, err);
         if (status != RDT_OK)
             return status;
     }
 }
 
 static rdt_status
-left_error(const rdt_group *group, uint32_t rank, struct rdt_error *err)
+group_left_error(const rdt_group *group, uint32_t rank, struct rdt_error *err)
 {
     return rdti_endpoint_error(group->scope.members[rank].ep, err);
 }
@@ -232,17 +232,18 @@ rdti_group_can_receive(rdt_group *group, uint32_t src, struct rdt_error *err)
     if (src == group->scope.rank)
         return RDT_OK;
     if (src != RDT_SOURCE_ANY)
-        return left_error(group, src, err);
+        return group_left_error(group, src, err);
     for (uint32_t i = 0; i < group->scope.size; i++)
         if (i != group->scope.rank && !rdti_endpoint_is_ended(group->scope.members[i].ep))
             return RDT_OK;
-    return group->scope.size == 1 ? RDT_OK : left_error(group, group->scope.rank == 0 ? 1 : 0, err);
+    return group->scope.size == 1 ? RDT_OK
+                                  : group_left_error(group, group->scope.rank == 0 ? 1 : 0, err);
 }
 
 /* ---- Creation ---------------------------------------------------------------------------- */
 
 static uint64_t
-make_id(const char *job_id, const char *name)
+group_make_id(const char *job_id, const char *name)
 {
     const size_t job_bytes = strlen(job_id) + 1; /* with its NUL, so that nothing runs together */
     const size_t name_bytes = strlen(name) + 1;
@@ -255,7 +256,7 @@ make_id(const char *job_id, const char *name)
 
 /* over budget: one check per option, each with its message. */
 static rdt_status
-check_opts(const struct rdt_group_opts *opts, struct rdt_error *err)
+group_check_opts(const struct rdt_group_opts *opts, struct rdt_error *err)
 {
     if (opts == NULL || opts->struct_size < sizeof(*opts) || opts->reserved != 0)
         return rdti_error_set(
@@ -278,7 +279,7 @@ check_opts(const struct rdt_group_opts *opts, struct rdt_error *err)
 }
 
 static void
-free_group(rdt_group *group)
+group_free(rdt_group *group)
 {
     free(group->scope.name);
     free(group->job_id);
@@ -289,7 +290,7 @@ free_group(rdt_group *group)
 }
 
 static rdt_status
-new_group(rdt_context *ctx, const struct rdt_group_opts *opts, rdt_group **out,
+group_new(rdt_context *ctx, const struct rdt_group_opts *opts, rdt_group **out,
           struct rdt_error *err)
 {
     rdt_group *group = calloc(1, sizeof(*group));
@@ -314,13 +315,13 @@ new_group(rdt_context *ctx, const struct rdt_group_opts *opts, rdt_group **out,
         group->scope.global_ranks = malloc(sizeof(*group->scope.global_ranks) * opts->size);
     if (group->scope.name == NULL || group->job_id == NULL || group->scope.members == NULL ||
         (opts->global_ranks != NULL && group->scope.global_ranks == NULL)) {
-        free_group(group);
+        group_free(group);
         return rdti_error_set(err, RDT_ENOMEM, 0, "a group of %u members", opts->size);
     }
     if (opts->global_ranks != NULL)
         memcpy(group->scope.global_ranks, opts->global_ranks,
                sizeof(*group->scope.global_ranks) * opts->size);
-    group->scope.id = make_id(opts->job_id, opts->name);
+    group->scope.id = group_make_id(opts->job_id, opts->name);
     group->blob = opts->blob;
     group->blob_arg = opts->blob_arg;
     group->scope.refs = 1;
@@ -332,7 +333,7 @@ new_group(rdt_context *ctx, const struct rdt_group_opts *opts, rdt_group **out,
 }
 
 static void
-catch_up_with(rdt_group *group, struct rdti_mailbox *m)
+group_catch_up_with(rdt_group *group, struct rdti_mailbox *m)
 {
     rdti_group_adopt(group, &m->orphans);
     for (uint32_t i = 0; i < RDTI_INTERESTS; i++) {
@@ -348,7 +349,7 @@ catch_up_with(rdt_group *group, struct rdti_mailbox *m)
 
 /* Takes over what arrived before the group existed: messages, notices of interest, and an abort. */
 static void
-catch_up(rdt_group *group)
+group_catch_up(rdt_group *group)
 {
     struct rdti_groups *groups = group->groups;
     struct rdti_list *all = &groups->ctx->mailboxes->all;
@@ -356,7 +357,7 @@ catch_up(rdt_group *group)
         groups->early_count < RDTI_ABORTS_EARLY ? groups->early_count : RDTI_ABORTS_EARLY;
 
     for (struct rdti_list *node = all->next; node != all; node = node->next)
-        catch_up_with(group, RDTI_CONTAINER(node, struct rdti_mailbox, link));
+        group_catch_up_with(group, RDTI_CONTAINER(node, struct rdti_mailbox, link));
     for (uint32_t i = 0; i < known; i++) {
         const struct rdti_abort abort = groups->early[i];
         if (abort.group_id == group->scope.id)
@@ -372,11 +373,11 @@ rdt_group_create(rdt_context *ctx, const struct rdt_group_opts *opts, rdt_group 
     rdt_status status = rdti_context_check(ctx, "group_create", err);
 
     if (status == RDT_OK)
-        status = check_opts(opts, err);
+        status = group_check_opts(opts, err);
     if (status == RDT_OK && out == NULL)
         status = rdti_error_set(err, RDT_EINVAL, 0, "group_create: out is NULL");
     if (status == RDT_OK)
-        status = new_group(ctx, opts, &group, err);
+        status = group_new(ctx, opts, &group, err);
     if (status != RDT_OK)
         return status;
     rdti_engine_enter(ctx->engine);
@@ -384,13 +385,13 @@ rdt_group_create(rdt_context *ctx, const struct rdt_group_opts *opts, rdt_group 
         rdti_engine_leave(ctx->engine);
         status = rdti_error_set(err, RDT_EINVAL, 0,
                                 "group_create: a group of the name '%s' lives already", opts->name);
-        free_group(group);
+        group_free(group);
         return status;
     }
     rdti_scope_add(&group->scope);
     rdti_list_append(&ctx->groups->all, &group->link);
     ctx->groups->live_count++;
-    catch_up(group);
+    group_catch_up(group);
     rdti_engine_leave(ctx->engine);
     *out = group;
     return RDT_OK;
@@ -402,7 +403,7 @@ rdti_group_free(struct rdti_scope *scope)
     rdt_group *group = rdti_group_of(scope);
 
     rdti_list_remove(&group->link);
-    free_group(group);
+    group_free(group);
 }
 
 void

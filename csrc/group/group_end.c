@@ -27,7 +27,7 @@ static const uint32_t may_become[] = {
 };
 
 static void
-become(rdt_group *group, enum rdti_group_state state)
+group_end_become(rdt_group *group, enum rdti_group_state state)
 {
     const bool is_legal = (may_become[group->state] & 1u << state) != 0;
 
@@ -39,7 +39,7 @@ become(rdt_group *group, enum rdti_group_state state)
 
 /* [driver] Ends all operations with this error. */
 static void
-end_operations(rdt_group *group, const struct rdt_error *err)
+group_end_operations(rdt_group *group, const struct rdt_error *err)
 {
     struct rdti_list seen;
 
@@ -59,32 +59,32 @@ end_operations(rdt_group *group, const struct rdt_error *err)
 }
 
 static uint32_t
-broken_by_of(const rdt_group *group)
+group_end_broken_by_of(const rdt_group *group)
 {
     return atomic_load_explicit(&group->broken_by, memory_order_relaxed);
 }
 
 /* [driver] The group was LIVE. */
 static void
-break_group(rdt_group *group, uint32_t broken_by, const struct rdt_error *err)
+group_end_break(rdt_group *group, uint32_t broken_by, const struct rdt_error *err)
 {
-    become(group, RDTI_GROUP_BROKEN);
+    group_end_become(group, RDTI_GROUP_BROKEN);
     group->error = *err;
     atomic_store_explicit(&group->broken_by, broken_by, memory_order_relaxed);
-    end_operations(group, err);
+    group_end_operations(group, err);
 }
 
 /* ---- Notifying others -------------------------------------------------------------------- */
 
 static void
-describe_abort(const rdt_group *group, struct rdti_abort *out)
+group_end_describe_abort(const rdt_group *group, struct rdti_abort *out)
 {
     *out = (struct rdti_abort){.group_id = group->scope.id, .rank = group->error.peer_rank};
     rdti_text_copy(out->reason, sizeof(out->reason), group->error.message);
 }
 
 static void
-send_abort(rdt_endpoint *ep, const struct rdti_abort *abort)
+group_end_send_abort(rdt_endpoint *ep, const struct rdti_abort *abort)
 {
     uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
 
@@ -93,7 +93,7 @@ send_abort(rdt_endpoint *ep, const struct rdti_abort *abort)
 
 /* A working path to the member, of this group or another; NULL: none yet. */
 static rdt_endpoint *
-find_path(const rdt_group *group, uint32_t rank)
+group_end_find_path(const rdt_group *group, uint32_t rank)
 {
     rdt_endpoint *ep = group->scope.members[rank].ep;
     struct rdti_list *all = &group->groups->ctx->mailboxes->all;
@@ -115,17 +115,17 @@ rdti_group_spread_abort(rdt_group *group, const rdt_endpoint *source)
 {
     struct rdti_abort abort;
 
-    describe_abort(group, &abort);
+    group_end_describe_abort(group, &abort);
     for (uint32_t i = 0; i < group->scope.size; i++) {
         struct rdti_member *member = &group->scope.members[i];
         if (i == group->scope.rank || member->has_heard)
             continue;
-        rdt_endpoint *ep = find_path(group, i);
+        rdt_endpoint *ep = group_end_find_path(group, i);
         if (ep == NULL)
             continue;
         member->has_heard = true;
         if (ep != source)
-            send_abort(ep, &abort);
+            group_end_send_abort(ep, &abort);
     }
 }
 
@@ -146,19 +146,19 @@ rdti_groups_tell_gone(const struct rdti_gone *gone, struct rdti_mailbox *m)
     if (gone->abort.group_id == 0 || m->gone_told == RDTI_GROUPS_GONE)
         return;
     m->gone_told++;
-    send_abort(m->ep, &gone->abort);
+    group_end_send_abort(m->ep, &gone->abort);
 }
 
 /* Notifies members that would get the reason once their path is ready, which may never happen now.
  * For such a member the path may be ready already: without the reason it would take the goodbye for
  * the first cause. */
 static void
-tell_half_ready(const rdt_group *group, const struct rdti_abort *abort)
+group_end_tell_half_ready(const rdt_group *group, const struct rdti_abort *abort)
 {
     for (uint32_t i = 0; i < group->scope.size; i++) {
         const struct rdti_member *member = &group->scope.members[i];
         if (member->ep != NULL && !member->has_heard && rdti_endpoint_is_half_ready(member->ep))
-            send_abort(member->ep, abort);
+            group_end_send_abort(member->ep, abort);
     }
 }
 
@@ -178,18 +178,18 @@ rdt_group_destroy(rdt_group *group)
     (void)rdti_error_set(&err, RDT_ECANCELED, 0, "the group '%s' was destroyed", group->scope.name);
     rdti_engine_enter(ctx->engine);
     const bool was_broken = group->state == RDTI_GROUP_BROKEN;
-    become(group, RDTI_GROUP_DESTROYED);
+    group_end_become(group, RDTI_GROUP_DESTROYED);
     rdti_scope_remove(&group->scope);
     groups->live_count--;
     struct rdti_gone *gone = &groups->gone[groups->gone_count++ % RDTI_GROUPS_GONE];
     *gone = (struct rdti_gone){.group_id = group->scope.id};
     if (was_broken) {
-        describe_abort(group, &gone->abort);
-        tell_half_ready(group, &gone->abort);
+        group_end_describe_abort(group, &gone->abort);
+        group_end_tell_half_ready(group, &gone->abort);
     } else {
         group->error = err;
     }
-    end_operations(group, &err);
+    group_end_operations(group, &err);
     for (uint32_t i = 0; i < group->scope.size; i++) {
         rdt_endpoint_close(group->scope.members[i].ep);
         group->scope.members[i].ep = NULL;
@@ -202,7 +202,7 @@ rdt_group_destroy(rdt_group *group)
 }
 
 static uint32_t
-find_member(const rdt_group *group, const uint8_t uuid[RDT_UUID_BYTES])
+group_end_find_member(const rdt_group *group, const uint8_t uuid[RDT_UUID_BYTES])
 {
     for (uint32_t i = 0; i < group->scope.size; i++) {
         const struct rdti_member *member = &group->scope.members[i];
@@ -216,8 +216,8 @@ find_member(const rdt_group *group, const uint8_t uuid[RDT_UUID_BYTES])
 
 /* "rank 1 (global rank 2) died: ..." */
 static void
-obituary_error(const rdt_group *group, uint32_t rank, const struct rdti_obituary *news,
-               struct rdt_error *err)
+group_end_obituary_error(const rdt_group *group, uint32_t rank, const struct rdti_obituary *news,
+                         struct rdt_error *err)
 {
     const int32_t global_rank = rdti_scope_global_rank(&group->scope, rank);
     const char *reason = news->reason;
@@ -232,7 +232,7 @@ obituary_error(const rdt_group *group, uint32_t rank, const struct rdti_obituary
 
 /* [driver] A member left by itself: operations that need it end, the rest of the group goes on. */
 static void
-on_member_left(rdt_group *group, uint32_t rank, const struct rdt_error *err)
+group_end_on_member_left(rdt_group *group, uint32_t rank, const struct rdt_error *err)
 {
     bool is_anybody_left = false;
 
@@ -264,16 +264,17 @@ rdti_groups_on_death(struct rdti_groups *groups, const struct rdti_obituary *new
         struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
         next = node->next;
         const bool is_destroyed = group->state == RDTI_GROUP_DESTROYED;
-        const uint32_t rank = is_destroyed ? group->scope.size : find_member(group, news->uuid);
+        const uint32_t rank =
+            is_destroyed ? group->scope.size : group_end_find_member(group, news->uuid);
         if (rank == group->scope.size)
             continue;
-        obituary_error(group, rank, news, &err);
+        group_end_obituary_error(group, rank, news, &err);
         group->scope.refs++; /* its requests end */
         if (group->state == RDTI_GROUP_LIVE) {
-            break_group(group, RDT_BROKEN_BY_LOSS, &err);
+            group_end_break(group, RDT_BROKEN_BY_LOSS, &err);
             /* members that do not know the process by its uuid yet */
             rdti_group_spread_abort(group, NULL);
-        } else if (broken_by_of(group) == RDT_BROKEN_BY_MEMBER &&
+        } else if (group_end_broken_by_of(group) == RDT_BROKEN_BY_MEMBER &&
                    group->error.peer_rank == err.peer_rank) {
             /* that member had received the news before */
             atomic_store_explicit(&group->broken_by, RDT_BROKEN_BY_LOSS, memory_order_relaxed);
@@ -290,7 +291,7 @@ rdti_groups_on_left(struct rdti_groups *groups, rdt_endpoint *ep, const struct r
         rdt_group *group = RDTI_CONTAINER(node, rdt_group, link);
         for (uint32_t i = 0; group->state != RDTI_GROUP_DESTROYED && i < group->scope.size; i++)
             if (group->scope.members[i].ep == ep)
-                on_member_left(group, i, err);
+                group_end_on_member_left(group, i, err);
     }
 }
 
@@ -308,14 +309,14 @@ rdti_groups_on_abort(struct rdti_groups *groups, const struct rdti_abort *abort,
     }
     (void)rdti_error_set_rank(&err, RDT_EPEER, abort->rank, "%s", abort->reason);
     if (group->state == RDTI_GROUP_LIVE)
-        break_group(group, RDT_BROKEN_BY_MEMBER, &err);
+        group_end_break(group, RDT_BROKEN_BY_MEMBER, &err);
     rdti_group_spread_abort(group, source);
 }
 
 /* [driver] Finds a member whose path has just broken, or which has just left: the groups have yet
  * to receive its end. */
 static bool
-find_lost_member(const rdt_group *group, struct rdt_error *err)
+group_end_find_lost_member(const rdt_group *group, struct rdt_error *err)
 {
     for (uint32_t i = 0; i < group->scope.size; i++) {
         struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
@@ -333,16 +334,17 @@ find_lost_member(const rdt_group *group, struct rdt_error *err)
 /* [driver] The member that left or died first is the cause, not the one that noticed.
  * RDT_BROKEN_NOT: no cause is known. */
 static uint32_t
-find_cause(const rdt_group *group, struct rdt_error *err)
+group_end_find_cause(const rdt_group *group, struct rdt_error *err)
 {
-    if (group->state == RDTI_GROUP_BROKEN && (broken_by_of(group) == RDT_BROKEN_BY_LOSS ||
-                                              broken_by_of(group) == RDT_BROKEN_BY_MEMBER)) {
+    if (group->state == RDTI_GROUP_BROKEN &&
+        (group_end_broken_by_of(group) == RDT_BROKEN_BY_LOSS ||
+         group_end_broken_by_of(group) == RDT_BROKEN_BY_MEMBER)) {
         *err = group->error; /* others have reported it, perhaps a moment ago */
-        return broken_by_of(group);
+        return group_end_broken_by_of(group);
     }
     if (group->scope.cause.status != RDT_OK)
         *err = group->scope.cause;
-    if (group->scope.cause.status != RDT_OK || find_lost_member(group, err))
+    if (group->scope.cause.status != RDT_OK || group_end_find_lost_member(group, err))
         return RDT_BROKEN_BY_LOSS;
     if (group->scope.refusal.status == RDT_OK)
         return RDT_BROKEN_NOT;
@@ -352,10 +354,10 @@ find_cause(const rdt_group *group, struct rdt_error *err)
 
 /* [driver] Ends the group unless it has ended, and notifies the others. */
 static void
-abort_group(rdt_group *group, uint32_t broken_by, const struct rdt_error *err)
+group_end_abort(rdt_group *group, uint32_t broken_by, const struct rdt_error *err)
 {
     if (group->state == RDTI_GROUP_LIVE)
-        break_group(group, broken_by, err);
+        group_end_break(group, broken_by, err);
     rdti_group_spread_abort(group, NULL);
 }
 
@@ -370,7 +372,7 @@ rdt_group_abort(rdt_group *group, const char *reason)
     const char *said = reason != NULL ? reason : "no reason was given";
     rdti_engine_enter(group->scope.ctx->engine);
     const bool is_suspected = group->suspect.status != RDT_OK;
-    uint32_t broken_by = find_cause(group, &err);
+    uint32_t broken_by = group_end_find_cause(group, &err);
     if (broken_by == RDT_BROKEN_NOT) {
         broken_by = is_suspected ? RDT_BROKEN_BY_DEADLINE : RDT_BROKEN_BY_ABORT;
         (void)rdti_error_set_rank(&err, RDT_ECANCELED,
@@ -381,7 +383,7 @@ rdt_group_abort(rdt_group *group, const char *reason)
                                   is_suspected ? "; it had waited in vain: " : "",
                                   is_suspected ? group->suspect.message : "");
     }
-    abort_group(group, broken_by, &err);
+    group_end_abort(group, broken_by, &err);
     rdti_engine_leave(group->scope.ctx->engine);
 }
 
@@ -392,7 +394,7 @@ rdt_group_abort(rdt_group *group, const char *reason)
 
 /* [driver] */
 static bool
-is_silent(const rdt_group *group, uint32_t rank)
+group_end_is_silent(const rdt_group *group, uint32_t rank)
 {
     const rdt_endpoint *ep = group->scope.members[rank].ep;
 
@@ -402,22 +404,22 @@ is_silent(const rdt_group *group, uint32_t rank)
 /* [driver] A member that has sent something is not silent, even if no thread has read it yet. May
  * break the group, or show which member left. */
 static void
-hear_silent_members(rdt_group *group)
+group_end_hear_silent_members(rdt_group *group)
 {
     for (uint32_t i = 0; i < group->scope.size; i++)
-        if (is_silent(group, i))
+        if (group_end_is_silent(group, i))
             rdti_endpoint_hear(group->scope.members[i].ep);
 }
 
 /* [driver] The only member that is silent, or size. A member that waits for another, which waits
  * for a third, hears the second all the time. */
 static uint32_t
-find_silent_member(const rdt_group *group)
+group_end_find_silent_member(const rdt_group *group)
 {
     uint32_t found = group->scope.size;
 
     for (uint32_t i = 0; i < group->scope.size; i++) {
-        if (!is_silent(group, i))
+        if (!group_end_is_silent(group, i))
             continue;
         if (found != group->scope.size)
             return group->scope.size;
@@ -428,7 +430,7 @@ find_silent_member(const rdt_group *group)
 
 /* [driver] Adds to err that it is this member's fault, and why; the text is cut to what fits. */
 static void
-blame(const rdt_group *group, uint32_t rank, const char *why, struct rdt_error *err)
+group_end_blame(const rdt_group *group, uint32_t rank, const char *why, struct rdt_error *err)
 {
     const size_t used = strnlen(err->message, sizeof(err->message) - 1);
 
@@ -439,9 +441,9 @@ blame(const rdt_group *group, uint32_t rank, const char *why, struct rdt_error *
 
 /* [driver] */
 static void
-blame_silent_member(const rdt_group *group, struct rdt_error *err)
+group_end_blame_silent_member(const rdt_group *group, struct rdt_error *err)
 {
-    const uint32_t rank = find_silent_member(group);
+    const uint32_t rank = group_end_find_silent_member(group);
     char why[48];
 
     if (rank == group->scope.size || rdti_scope_global_rank(&group->scope, rank) == err->peer_rank)
@@ -451,7 +453,7 @@ blame_silent_member(const rdt_group *group, struct rdt_error *err)
                    rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING ? "has not answered"
                                                                      : "is silent",
                    (double)rdti_endpoint_silence_ns(ep) / 1e9);
-    blame(group, rank, why, err);
+    group_end_blame(group, rank, why, err);
 }
 
 void
@@ -463,25 +465,25 @@ rdt_group_give_up(rdt_group *group, struct rdt_error *err)
         return;
     const int32_t own_rank = rdti_scope_global_rank(&group->scope, group->scope.rank);
     rdti_engine_enter(group->scope.ctx->engine);
-    hear_silent_members(group);
-    uint32_t broken_by = find_cause(group, &cause);
+    group_end_hear_silent_members(group);
+    uint32_t broken_by = group_end_find_cause(group, &cause);
     if (broken_by != RDT_BROKEN_NOT) {
         err->peer_rank = cause.peer_rank;
     } else {
         broken_by = RDT_BROKEN_BY_DEADLINE;
-        blame_silent_member(group, err);
+        group_end_blame_silent_member(group, err);
         (void)rdti_error_set_rank(&cause, RDT_ECANCELED,
                                   err->peer_rank != RDT_RANK_UNKNOWN ? err->peer_rank : own_rank,
                                   "%s aborted the group '%s': %s",
                                   rdti_scope_rank_name(&group->scope, group->scope.rank).text,
                                   group->scope.name, err->message);
     }
-    abort_group(group, broken_by, &cause);
+    group_end_abort(group, broken_by, &cause);
     rdti_engine_leave(group->scope.ctx->engine);
 }
 
 static void
-blame_cause(const struct rdt_error *cause, struct rdt_error *err)
+group_end_blame_cause(const struct rdt_error *cause, struct rdt_error *err)
 {
     const size_t used = strnlen(err->message, sizeof(err->message) - 1);
 
@@ -498,11 +500,11 @@ rdt_group_blame(rdt_group *group, struct rdt_error *err)
     if (group == NULL || rdti_in_forked_child())
         return;
     rdti_engine_enter(group->scope.ctx->engine);
-    hear_silent_members(group);
-    if (find_cause(group, &cause) != RDT_BROKEN_NOT)
-        blame_cause(&cause, err);
+    group_end_hear_silent_members(group);
+    if (group_end_find_cause(group, &cause) != RDT_BROKEN_NOT)
+        group_end_blame_cause(&cause, err);
     else
-        blame_silent_member(group, err);
+        group_end_blame_silent_member(group, err);
     rdti_engine_leave(group->scope.ctx->engine);
 }
 
@@ -526,7 +528,7 @@ rdt_group_broken_by(rdt_group *group)
 {
     if (rdti_context_check(group->scope.ctx, "group_broken_by", NULL) != RDT_OK)
         return RDT_BROKEN_NOT;
-    return broken_by_of(group);
+    return group_end_broken_by_of(group);
 }
 
 /* ---- describe() -------------------------------------------------------------------------- */

@@ -29,7 +29,7 @@ rdti_member_hold(rdt_group *group, uint32_t rank, rdt_endpoint *ep)
 /* Decided by the uuid once the address of the member was asked for; before, by the rank of its
  * handshake, unless another job numbered it. */
 static bool
-may_be(const rdt_group *group, uint32_t rank, const rdt_endpoint *ep)
+group_member_may_be(const rdt_group *group, uint32_t rank, const rdt_endpoint *ep)
 {
     const struct rdti_member *member = &group->scope.members[rank];
     const int32_t global_rank = rdti_scope_global_rank(&group->scope, rank);
@@ -51,7 +51,7 @@ rdti_member_claim(rdt_group *group, uint32_t rank, rdt_endpoint *ep, struct rdt_
             err, RDT_EPROTO, told,
             "mailbox: rank %d sent a message as member %u of group '%s', which cannot be it",
             (int)told, rank, group->scope.name);
-    if (!may_be(group, rank, ep))
+    if (!group_member_may_be(group, rank, ep))
         return rdti_error_set_rank(
             err, RDT_EPROTO, told,
             "mailbox: rank %d sent a message as member %u of group '%s', which is another process",

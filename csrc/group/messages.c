@@ -14,7 +14,7 @@
 
 /* The caller gave up the handle of a receive that has not matched. */
 static void
-on_drop(struct rdt_transfer *t)
+messages_on_drop(struct rdt_transfer *t)
 {
     struct rdti_request *request = t->owner;
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
@@ -28,8 +28,8 @@ on_drop(struct rdt_transfer *t)
 /* ---- A message meets its receive --------------------------------------------------------- */
 
 static void
-take_payload(struct rdti_request *receive, struct rdti_mailbox *m, const struct rdti_message *head,
-             const uint8_t *payload)
+messages_take_payload(struct rdti_request *receive, struct rdti_mailbox *m,
+                      const struct rdti_message *head, const uint8_t *payload)
 {
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
     rdt_status status = RDT_OK;
@@ -47,8 +47,9 @@ take_payload(struct rdti_request *receive, struct rdti_mailbox *m, const struct 
 
 /* An eager message or an RTS; m is NULL if the message's endpoint has ended. */
 static void
-deliver(struct rdti_request *receive, struct rdti_mailbox *m, const struct rdti_message *head,
-        const uint8_t *payload, const struct rdti_rts *rts)
+messages_deliver(struct rdti_request *receive, struct rdti_mailbox *m,
+                 const struct rdti_message *head, const uint8_t *payload,
+                 const struct rdti_rts *rts)
 {
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
 
@@ -61,7 +62,7 @@ deliver(struct rdti_request *receive, struct rdti_mailbox *m, const struct rdti_
     } else if (head->kind == RDTI_MESSAGE_RTS) {
         rdti_receive_begin(m, receive, head, rts);
     } else {
-        take_payload(receive, m, head, payload);
+        messages_take_payload(receive, m, head, payload);
         if (m != NULL)
             rdti_mailbox_delivered(m, rdti_message_footprint(head->len_bytes));
     }
@@ -69,7 +70,7 @@ deliver(struct rdti_request *receive, struct rdti_mailbox *m, const struct rdti_
 
 /* Sender and receiver are this process: one copy. */
 static void
-deliver_local(struct rdti_request *receive, struct rdti_request *send)
+messages_deliver_local(struct rdti_request *receive, struct rdti_request *send)
 {
     struct rdti_message head = {.source = (uint16_t)send->scope->rank,
                                 .tag = send->tag,
@@ -91,7 +92,7 @@ deliver_local(struct rdti_request *receive, struct rdti_request *send)
 }
 
 static void
-take_arrival(struct rdti_request *receive, struct rdti_arrival *arrival)
+messages_take_arrival(struct rdti_request *receive, struct rdti_arrival *arrival)
 {
     struct rdti_mailboxes *mailboxes = receive->scope->mailboxes;
     struct rdti_mailbox *m = arrival->mailbox;
@@ -105,17 +106,17 @@ take_arrival(struct rdti_request *receive, struct rdti_arrival *arrival)
     arrival->sums = NULL;
     rdti_arrival_free(arrival, mailboxes);
     if (self != NULL)
-        deliver_local(receive, self);
+        messages_deliver_local(receive, self);
     else
-        deliver(receive, m, &head, parcel != NULL ? parcel->bytes : head.inlined, &rts);
+        messages_deliver(receive, m, &head, parcel != NULL ? parcel->bytes : head.inlined, &rts);
     rdti_parcel_free(parcel);
 }
 
 /* False: the group is not gone, but yet to come. The refusal has the reason too, as it may be
  * faster than the abort on the side channel. */
 static bool
-refuse_late(const struct rdti_groups *groups, struct rdti_mailbox *m,
-            const struct rdti_message *head)
+messages_refuse_late(const struct rdti_groups *groups, struct rdti_mailbox *m,
+                     const struct rdti_message *head)
 {
     const struct rdti_gone *gone = rdti_groups_find_gone(groups, head->group_id);
     struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
@@ -132,7 +133,7 @@ refuse_late(const struct rdti_groups *groups, struct rdti_mailbox *m,
 
 /* Keeps a message whose receive was given up, or that comes after such a message. */
 static void
-keep(rdt_group *group, struct rdti_arrival *arrival)
+messages_keep(rdt_group *group, struct rdti_arrival *arrival)
 {
     arrival->scope = &group->scope;
     arrival->is_kept = true;
@@ -164,7 +165,7 @@ rdti_group_hand_out(struct rdti_scope *scope, struct rdti_mailbox *m, uint64_t t
                          : rdti_match_take_posted(&group->scope.matcher, arrival->head.source, tag);
         arrival->is_kept = false;
         if (posted != NULL) {
-            take_arrival(RDTI_CONTAINER(posted, struct rdti_request, posted), arrival);
+            messages_take_arrival(RDTI_CONTAINER(posted, struct rdti_request, posted), arrival);
         } else if (rdti_arrival_store(&group->scope, arrival, &err) != RDT_OK) {
             rdti_arrival_drop(arrival, &err);
             rdti_endpoint_fail(m->ep, &err, false);
@@ -175,8 +176,8 @@ rdti_group_hand_out(struct rdti_scope *scope, struct rdti_mailbox *m, uint64_t t
 /* The receive that the message is for. NULL: it waits, and if *is_kept, not for the next
  * receive. */
 static struct rdti_request *
-find_receive(rdt_group *group, struct rdti_mailbox *m, const struct rdti_message *head,
-             bool *is_kept)
+messages_find_receive(rdt_group *group, struct rdti_mailbox *m, const struct rdti_message *head,
+                      bool *is_kept)
 {
     *is_kept = rdti_stand_keeps(m, group->scope.id, head->tag);
     struct rdti_match_posted *posted =
@@ -199,7 +200,7 @@ rdti_group_on_arrival(struct rdti_mailbox *m, const struct rdti_message *head,
     struct rdti_request *receive = NULL;
     bool is_kept = false;
 
-    if (group == NULL && refuse_late(groups, m, head))
+    if (group == NULL && messages_refuse_late(groups, m, head))
         return RDT_OK;
     if (group != NULL) {
         const rdt_status status = rdti_member_claim(group, head->source, m->ep, err);
@@ -209,10 +210,10 @@ rdti_group_on_arrival(struct rdti_mailbox *m, const struct rdti_message *head,
             rdti_arrival_refuse(m, head, &group->error);
             return RDT_OK;
         }
-        receive = find_receive(group, m, head, &is_kept);
+        receive = messages_find_receive(group, m, head, &is_kept);
     }
     if (receive != NULL) {
-        deliver(receive, m, head, payload, rts);
+        messages_deliver(receive, m, head, payload, rts);
         return RDT_OK;
     }
     struct rdti_arrival *arrival = rdti_arrival_new(m->mailboxes, m, head, payload, rts);
@@ -224,7 +225,7 @@ rdti_group_on_arrival(struct rdti_mailbox *m, const struct rdti_message *head,
         return RDT_OK;
     }
     if (is_kept) {
-        keep(group, arrival);
+        messages_keep(group, arrival);
         return RDT_OK;
     }
     const rdt_status status = rdti_arrival_store(&group->scope, arrival, err);
@@ -266,8 +267,8 @@ rdti_group_end_receives(rdt_group *group, uint32_t rank, const struct rdt_error 
 /* ---- Public ------------------------------------------------------------------------------ */
 
 static rdt_status
-check_call(rdt_group *group, const char *call, uint32_t peer, const void *buf, uint64_t len_bytes,
-           const struct rdt_message_desc *desc, struct rdt_error *err)
+messages_check_call(rdt_group *group, const char *call, uint32_t peer, const void *buf,
+                    uint64_t len_bytes, const struct rdt_message_desc *desc, struct rdt_error *err)
 {
     if (group == NULL)
         return rdti_error_set(err, RDT_EINVAL, 0, "%s: the group is NULL", call);
@@ -288,7 +289,7 @@ check_call(rdt_group *group, const char *call, uint32_t peer, const void *buf, u
 }
 
 static rdt_status
-no_memory(struct rdt_error *err)
+messages_no_memory(struct rdt_error *err)
 {
     return rdti_error_set(err, RDT_ENOMEM, 0, "a message of %zu bytes",
                           sizeof(struct rdti_request));
@@ -304,8 +305,9 @@ messages_cancel_local(struct rdti_request *send, const struct rdt_error *err)
 }
 
 static rdt_status
-send_local(rdt_group *group, uint64_t tag, const void *src, uint64_t len_bytes,
-           const struct rdt_message_desc *desc, struct rdt_transfer *t, struct rdt_error *err)
+messages_send_local(rdt_group *group, uint64_t tag, const void *src, uint64_t len_bytes,
+                    const struct rdt_message_desc *desc, struct rdt_transfer *t,
+                    struct rdt_error *err)
 {
     struct rdti_request *send = rdti_request_new(&group->scope, t, group->scope.rank, tag,
                                                  (void *)(uintptr_t)src, len_bytes, desc);
@@ -314,18 +316,18 @@ send_local(rdt_group *group, uint64_t tag, const void *src, uint64_t len_bytes,
                                       .len_bytes = len_bytes};
 
     if (send == NULL)
-        return no_memory(err);
+        return messages_no_memory(err);
     send->is_send = true;
     struct rdti_match_posted *posted =
         rdti_match_take_posted(&group->scope.matcher, group->scope.rank, tag);
     if (posted != NULL) {
-        deliver_local(RDTI_CONTAINER(posted, struct rdti_request, posted), send);
+        messages_deliver_local(RDTI_CONTAINER(posted, struct rdti_request, posted), send);
         return RDT_OK;
     }
     struct rdti_arrival *arrival =
         rdti_arrival_new(group->scope.mailboxes, NULL, &head, NULL, NULL);
     rdt_status status =
-        arrival != NULL ? rdti_arrival_store(&group->scope, arrival, err) : no_memory(err);
+        arrival != NULL ? rdti_arrival_store(&group->scope, arrival, err) : messages_no_memory(err);
     if (status != RDT_OK) {
         if (arrival != NULL)
             rdti_arrival_free(arrival, group->scope.mailboxes);
@@ -340,9 +342,9 @@ send_local(rdt_group *group, uint64_t tag, const void *src, uint64_t len_bytes,
 }
 
 static rdt_status
-send_remote(rdt_group *group, uint32_t dst, uint64_t tag, const void *src, uint64_t len_bytes,
-            const struct rdt_message_desc *desc, uint32_t **sums, struct rdt_transfer *t,
-            struct rdt_error *err)
+messages_send_remote(rdt_group *group, uint32_t dst, uint64_t tag, const void *src,
+                     uint64_t len_bytes, const struct rdt_message_desc *desc, uint32_t **sums,
+                     struct rdt_transfer *t, struct rdt_error *err)
 {
     struct rdti_mailbox *m = rdti_mailbox_of(group->scope.members[dst].ep);
     struct rdti_message head = {.source = (uint16_t)group->scope.rank,
@@ -360,7 +362,7 @@ send_remote(rdt_group *group, uint32_t dst, uint64_t tag, const void *src, uint6
     struct rdti_request *send =
         rdti_request_new(&group->scope, t, dst, tag, (void *)(uintptr_t)src, len_bytes, desc);
     if (send == NULL)
-        return no_memory(err);
+        return messages_no_memory(err);
     send->is_send = true;
     send->sums = *sums;
     *sums = NULL;
@@ -370,14 +372,14 @@ send_remote(rdt_group *group, uint32_t dst, uint64_t tag, const void *src, uint6
 
 /* Bytes that may be written in place are summed without the lock. */
 static rdt_status
-sum_before(const rdt_group *group, uint32_t dst, const void *src, uint64_t len_bytes,
-           uint32_t **out, struct rdt_error *err)
+messages_sum_before(const rdt_group *group, uint32_t dst, const void *src, uint64_t len_bytes,
+                    uint32_t **out, struct rdt_error *err)
 {
     if (!rdti_context_verifies(group->scope.ctx) || dst == group->scope.rank ||
         len_bytes <= RDTI_RING_LARGE_BYTES / 4)
         return RDT_OK;
     *out = rdti_sums_make(src, len_bytes);
-    return *out != NULL ? RDT_OK : no_memory(err);
+    return *out != NULL ? RDT_OK : messages_no_memory(err);
 }
 
 /* over budget: everything begun is undone in one place. */
@@ -385,13 +387,13 @@ rdt_status
 rdt_group_send(rdt_group *group, uint32_t dst, uint64_t tag, const void *src, uint64_t len_bytes,
                const struct rdt_message_desc *desc, rdt_transfer **out, struct rdt_error *err)
 {
-    rdt_status status = check_call(group, "group_send", dst, src, len_bytes, desc, err);
+    rdt_status status = messages_check_call(group, "group_send", dst, src, len_bytes, desc, err);
 
     if (status == RDT_OK && dst == RDT_SOURCE_ANY)
         status = rdti_error_set(err, RDT_EINVAL, 0, "group_send: to no rank");
     uint32_t *sums = NULL;
     if (status == RDT_OK)
-        status = sum_before(group, dst, src, len_bytes, &sums, err);
+        status = messages_sum_before(group, dst, src, len_bytes, &sums, err);
     if (status == RDT_OK)
         status = rdti_group_enter(group, dst, err);
     if (status != RDT_OK) {
@@ -402,11 +404,11 @@ rdt_group_send(rdt_group *group, uint32_t dst, uint64_t tag, const void *src, ui
     if (t != NULL)
         rdt_transfer_trace(t, "send", rdti_scope_global_rank(&group->scope, dst), len_bytes);
     if (t == NULL)
-        status = no_memory(err);
+        status = messages_no_memory(err);
     else if (dst == group->scope.rank)
-        status = send_local(group, tag, src, len_bytes, desc, t, err);
+        status = messages_send_local(group, tag, src, len_bytes, desc, t, err);
     else
-        status = send_remote(group, dst, tag, src, len_bytes, desc, &sums, t, err);
+        status = messages_send_remote(group, dst, tag, src, len_bytes, desc, &sums, t, err);
     rdti_engine_leave(group->scope.ctx->engine);
     free(sums);
     if (status == RDT_OK && out != NULL)
@@ -419,8 +421,9 @@ rdt_group_send(rdt_group *group, uint32_t dst, uint64_t tag, const void *src, ui
 }
 
 static rdt_status
-post_receive(rdt_group *group, uint32_t src, uint64_t tag, void *dst, uint64_t cap_bytes,
-             const struct rdt_message_desc *desc, struct rdt_transfer *t, struct rdt_error *err)
+messages_post_receive(rdt_group *group, uint32_t src, uint64_t tag, void *dst, uint64_t cap_bytes,
+                      const struct rdt_message_desc *desc, struct rdt_transfer *t,
+                      struct rdt_error *err)
 {
     const bool has_desc = desc != NULL && desc->op != 0;
     struct rdti_rx_stream *stream =
@@ -429,12 +432,12 @@ post_receive(rdt_group *group, uint32_t src, uint64_t tag, void *dst, uint64_t c
         rdti_request_new(&group->scope, t, src, tag, dst, cap_bytes, desc);
 
     if (receive == NULL)
-        return no_memory(err);
-    t->on_drop = on_drop;
+        return messages_no_memory(err);
+    t->on_drop = messages_on_drop;
     struct rdti_match_arrival *match = rdti_match_take_arrival(&group->scope.matcher, src, tag);
     if (match != NULL) {
         rdti_stand_skip(stream);
-        take_arrival(receive, RDTI_CONTAINER(match, struct rdti_arrival, match));
+        messages_take_arrival(receive, RDTI_CONTAINER(match, struct rdti_arrival, match));
         if (src != RDT_SOURCE_ANY && has_desc && rdti_tag_is_once(tag))
             rdti_stand_missed(&group->scope, src, dst, cap_bytes);
         return RDT_OK;
@@ -453,7 +456,7 @@ rdt_status
 rdt_group_recv(rdt_group *group, uint32_t src, uint64_t tag, void *dst, uint64_t cap_bytes,
                const struct rdt_message_desc *desc, rdt_transfer **out, struct rdt_error *err)
 {
-    rdt_status status = check_call(group, "group_recv", src, dst, cap_bytes, desc, err);
+    rdt_status status = messages_check_call(group, "group_recv", src, dst, cap_bytes, desc, err);
 
     if (status == RDT_OK && out == NULL)
         status = rdti_error_set(err, RDT_EINVAL, 0, "group_recv: out is NULL");
@@ -467,8 +470,8 @@ rdt_group_recv(rdt_group *group, uint32_t src, uint64_t tag, void *dst, uint64_t
                            src == RDT_SOURCE_ANY ? RDT_RANK_UNKNOWN
                                                  : rdti_scope_global_rank(&group->scope, src),
                            cap_bytes);
-    status =
-        t == NULL ? no_memory(err) : post_receive(group, src, tag, dst, cap_bytes, desc, t, err);
+    status = t == NULL ? messages_no_memory(err)
+                       : messages_post_receive(group, src, tag, dst, cap_bytes, desc, t, err);
     rdti_engine_leave(group->scope.ctx->engine);
     if (status == RDT_OK)
         *out = t;

@@ -13,24 +13,24 @@
 #define PACK_DIGEST_FLAG 0x8000
 
 static const char *
-name_of(const char *const *names, uint32_t count, uint32_t value)
+mismatch_name_of(const char *const *names, uint32_t count, uint32_t value)
 {
     return value < count && names[value] != NULL ? names[value] : "unknown";
 }
 
 static const char *
-reduce_name(uint32_t reduce_op)
+mismatch_reduce_name(uint32_t reduce_op)
 {
     static const char *const names[] = {[RDT_SUM] = "sum",         [RDT_AVG] = "avg",
                                         [RDT_PRODUCT] = "product", [RDT_MIN] = "min",
                                         [RDT_MAX] = "max",         [RDT_BAND] = "band",
                                         [RDT_BOR] = "bor",         [RDT_BXOR] = "bxor"};
 
-    return name_of(names, sizeof(names) / sizeof(names[0]), reduce_op);
+    return mismatch_name_of(names, sizeof(names) / sizeof(names[0]), reduce_op);
 }
 
 static const char *
-op_name(uint32_t op)
+mismatch_op_name(uint32_t op)
 {
     static const char *const names[] = {
         [RDT_COLL_BROADCAST] = "broadcast", [RDT_COLL_ALLREDUCE] = "all_reduce",
@@ -39,12 +39,12 @@ op_name(uint32_t op)
         [RDT_COLL_SCATTER] = "scatter",     [RDT_COLL_ALLTOALL] = "all_to_all",
         [RDT_COLL_BARRIER] = "barrier"};
 
-    return name_of(names, sizeof(names) / sizeof(names[0]), op);
+    return mismatch_name_of(names, sizeof(names) / sizeof(names[0]), op);
 }
 
 /* " from root 0"; for a pack the digest of its sizes, for another all_reduce its label. */
 static void
-root_in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
+mismatch_root_in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
 {
     const bool is_from_root = desc->op == RDT_COLL_BROADCAST || desc->op == RDT_COLL_SCATTER;
     const bool is_to_root = desc->op == RDT_COLL_REDUCE || desc->op == RDT_COLL_GATHER;
@@ -60,7 +60,7 @@ root_in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
 
 /* "all_reduce (sum) of 4 float32", "broadcast of 4 float32 from root 0". */
 static void
-in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
+mismatch_in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
 {
     const bool is_reduction = desc->op == RDT_COLL_ALLREDUCE || desc->op == RDT_COLL_REDUCE ||
                               desc->op == RDT_COLL_REDUCE_SCATTER;
@@ -75,16 +75,16 @@ in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
         (void)snprintf(words, cap, "%sbarrier", kind);
         return;
     }
-    root_in_words(desc, root, sizeof(root));
-    (void)snprintf(words, cap, "%s%s%s%s%s of %" PRIu64 " %s%s", kind, op_name(desc->op),
+    mismatch_root_in_words(desc, root, sizeof(root));
+    (void)snprintf(words, cap, "%s%s%s%s%s of %" PRIu64 " %s%s", kind, mismatch_op_name(desc->op),
                    is_reduction ? " (" : "",
-                   is_reduction ? reduce_name(desc->reduce_op & RDT_DESC_MASK) : "",
+                   is_reduction ? mismatch_reduce_name(desc->reduce_op & RDT_DESC_MASK) : "",
                    is_reduction ? ")" : "", desc->count,
                    rdt_dtype_name(desc->dtype & RDT_DESC_MASK), root);
 }
 
 static bool
-is_equal(const struct rdti_message *head, const struct rdt_message_desc *desc)
+mismatch_is_equal(const struct rdti_message *head, const struct rdt_message_desc *desc)
 {
     return head->op == desc->op && head->dtype == desc->dtype &&
            head->reduce_op == desc->reduce_op && head->root == desc->root &&
@@ -93,8 +93,8 @@ is_equal(const struct rdti_message *head, const struct rdt_message_desc *desc)
 
 /* Out of line, so that a receive that matches formats no text. */
 static rdt_status
-refuse_call(const struct rdti_request *receive, uint32_t source, const struct rdti_message *head,
-            struct rdt_error *err)
+mismatch_refuse_call(const struct rdti_request *receive, uint32_t source,
+                     const struct rdti_message *head, struct rdt_error *err)
 {
     const struct rdt_message_desc theirs = {.op = head->op,
                                             .dtype = head->dtype,
@@ -104,8 +104,8 @@ refuse_call(const struct rdti_request *receive, uint32_t source, const struct rd
     char they[WORDS_BYTES];
     char we[WORDS_BYTES];
 
-    in_words(&theirs, they, sizeof(they));
-    in_words(&receive->desc, we, sizeof(we));
+    mismatch_in_words(&theirs, they, sizeof(they));
+    mismatch_in_words(&receive->desc, we, sizeof(we));
     return rdti_error_set_rank(err, RDT_EMISMATCH, rdti_scope_global_rank(receive->scope, source),
                                "%s called %s as collective #%" PRIu64 ", %s (this one) %s",
                                rdti_scope_rank_name(receive->scope, source).text, they,
@@ -114,8 +114,8 @@ refuse_call(const struct rdti_request *receive, uint32_t source, const struct rd
 }
 
 static rdt_status
-refuse_length(const struct rdti_request *receive, uint32_t source, const struct rdti_message *head,
-              struct rdt_error *err)
+mismatch_refuse_length(const struct rdti_request *receive, uint32_t source,
+                       const struct rdti_message *head, struct rdt_error *err)
 {
     return rdti_error_set_rank(err, RDT_EMISMATCH, rdti_scope_global_rank(receive->scope, source),
                                "%s sent %" PRIu64 " bytes (tag %" PRIu64
@@ -131,9 +131,9 @@ rdti_match_check(const struct rdti_request *receive, uint32_t source,
                  const struct rdti_message *head, struct rdt_error *err)
 {
     if (receive->has_desc && receive->desc.op != 0 && head->op != 0 &&
-        !is_equal(head, &receive->desc))
-        return refuse_call(receive, source, head, err);
+        !mismatch_is_equal(head, &receive->desc))
+        return mismatch_refuse_call(receive, source, head, err);
     if (head->len_bytes > receive->len_bytes)
-        return refuse_length(receive, source, head, err);
+        return mismatch_refuse_length(receive, source, head, err);
     return RDT_OK;
 }

@@ -65,7 +65,7 @@ struct class {
 
 /* The class of a block of this many units; units > 0. */
 static struct class
-class_of(uint64_t units)
+allocator_class_of(uint64_t units)
 {
     if (units < SECOND_COUNT)
         return (struct class){0, (uint32_t)units};
@@ -77,7 +77,7 @@ class_of(uint64_t units)
 
 /* The smallest class in which every block has at least this many units; false if there is none. */
 static bool
-class_above(uint64_t units, struct class *out)
+allocator_class_above(uint64_t units, struct class *out)
 {
     if (units >= SECOND_COUNT) {
         const uint32_t top = 63 - (uint32_t)__builtin_clzll(units);
@@ -87,21 +87,21 @@ class_above(uint64_t units, struct class *out)
             return false;
         units += slack;
     }
-    *out = class_of(units);
+    *out = allocator_class_of(units);
     return true;
 }
 
 static uint64_t
-units_of(const struct rdti_alloc *alloc, uint64_t len_bytes)
+allocator_units_of(const struct rdti_alloc *alloc, uint64_t len_bytes)
 {
     return len_bytes >> alloc->align_log2;
 }
 
 /* ---- Descriptors ---------------------------------------------------------------------------- */
 
-/* Ensures that the next block_new() cannot fail. */
+/* Ensures that the next allocator_block_new() cannot fail. */
 static bool
-ensure_spare(struct rdti_alloc *alloc)
+allocator_ensure_spare(struct rdti_alloc *alloc)
 {
     if (alloc->spares != NULL)
         return true;
@@ -119,7 +119,7 @@ ensure_spare(struct rdti_alloc *alloc)
 }
 
 static struct block *
-block_new(struct rdti_alloc *alloc, uint64_t base, uint64_t len_bytes)
+allocator_block_new(struct rdti_alloc *alloc, uint64_t base, uint64_t len_bytes)
 {
     struct block *block = alloc->spares;
 
@@ -129,7 +129,7 @@ block_new(struct rdti_alloc *alloc, uint64_t base, uint64_t len_bytes)
 }
 
 static void
-block_drop(struct rdti_alloc *alloc, struct block *block)
+allocator_block_drop(struct rdti_alloc *alloc, struct block *block)
 {
     *block = (struct block){.next = alloc->spares};
     alloc->spares = block;
@@ -138,9 +138,9 @@ block_drop(struct rdti_alloc *alloc, struct block *block)
 /* ---- Free lists ----------------------------------------------------------------------------- */
 
 static void
-list_push(struct rdti_alloc *alloc, struct block *block)
+allocator_list_push(struct rdti_alloc *alloc, struct block *block)
 {
-    const struct class c = class_of(units_of(alloc, block->len_bytes));
+    const struct class c = allocator_class_of(allocator_units_of(alloc, block->len_bytes));
     struct block **head = &alloc->heads[c.first][c.second];
 
     block->is_free = true;
@@ -154,9 +154,9 @@ list_push(struct rdti_alloc *alloc, struct block *block)
 }
 
 static void
-list_remove(struct rdti_alloc *alloc, struct block *block)
+allocator_list_remove(struct rdti_alloc *alloc, struct block *block)
 {
-    const struct class c = class_of(units_of(alloc, block->len_bytes));
+    const struct class c = allocator_class_of(allocator_units_of(alloc, block->len_bytes));
 
     if (block->next != NULL)
         block->next->prev = block->prev;
@@ -175,12 +175,12 @@ list_remove(struct rdti_alloc *alloc, struct block *block)
 
 /* A free block of at least len_bytes, still in its list, or NULL. */
 static struct block *
-find_free(const struct rdti_alloc *alloc, uint64_t len_bytes)
+allocator_find_free(const struct rdti_alloc *alloc, uint64_t len_bytes)
 {
-    const uint64_t units = units_of(alloc, len_bytes);
+    const uint64_t units = allocator_units_of(alloc, len_bytes);
     struct class c;
 
-    if (class_above(units, &c)) {
+    if (allocator_class_above(units, &c)) {
         const uint32_t row = alloc->second_map[c.first] & (UINT32_MAX << c.second);
 
         if (row != 0)
@@ -196,7 +196,7 @@ find_free(const struct rdti_alloc *alloc, uint64_t len_bytes)
     }
     /* Blocks of the request's own class may be too small, so walk its list. Failing would cost the
      * caller a new segment, which is much more expensive. */
-    c = class_of(units);
+    c = allocator_class_of(units);
     for (struct block *block = alloc->heads[c.first][c.second]; block != NULL;
          block = block->next) {
         if (block->len_bytes >= len_bytes)
@@ -208,7 +208,7 @@ find_free(const struct rdti_alloc *alloc, uint64_t len_bytes)
 /* ---- Taken blocks by base ------------------------------------------------------------------- */
 
 static struct block **
-bucket_of(const struct rdti_alloc *alloc, uint64_t base)
+allocator_bucket_of(const struct rdti_alloc *alloc, uint64_t base)
 {
     /* Fibonacci hashing: spreads neighbours in address order over the buckets. */
     const uint64_t hash = (base >> alloc->align_log2) * UINT64_C(0x9e3779b97f4a7c15);
@@ -218,7 +218,7 @@ bucket_of(const struct rdti_alloc *alloc, uint64_t base)
 
 /* Without memory for it the chains grow longer, which is slower but correct. */
 static void
-grow_buckets(struct rdti_alloc *alloc)
+allocator_grow_buckets(struct rdti_alloc *alloc)
 {
     struct block **old = alloc->buckets;
     const uint64_t old_count = alloc->bucket_count;
@@ -232,7 +232,7 @@ grow_buckets(struct rdti_alloc *alloc)
         struct block *next;
 
         for (struct block *block = old[i]; block != NULL; block = next) {
-            struct block **bucket = bucket_of(alloc, block->base);
+            struct block **bucket = allocator_bucket_of(alloc, block->base);
 
             next = block->next;
             block->next = *bucket;
@@ -243,11 +243,11 @@ grow_buckets(struct rdti_alloc *alloc)
 }
 
 static void
-taken_insert(struct rdti_alloc *alloc, struct block *block)
+allocator_taken_insert(struct rdti_alloc *alloc, struct block *block)
 {
     if (alloc->taken_count >= alloc->bucket_count)
-        grow_buckets(alloc);
-    struct block **bucket = bucket_of(alloc, block->base);
+        allocator_grow_buckets(alloc);
+    struct block **bucket = allocator_bucket_of(alloc, block->base);
 
     block->next = *bucket;
     *bucket = block;
@@ -257,9 +257,9 @@ taken_insert(struct rdti_alloc *alloc, struct block *block)
 
 /* The link that points to the taken block at base; *link is NULL if there is none. */
 static struct block **
-taken_link(const struct rdti_alloc *alloc, uint64_t base)
+allocator_taken_link(const struct rdti_alloc *alloc, uint64_t base)
 {
-    struct block **link = bucket_of(alloc, base);
+    struct block **link = allocator_bucket_of(alloc, base);
 
     while (*link != NULL && (*link)->base != base)
         link = &(*link)->next;
@@ -267,9 +267,9 @@ taken_link(const struct rdti_alloc *alloc, uint64_t base)
 }
 
 static struct block *
-taken_remove(struct rdti_alloc *alloc, uint64_t base)
+allocator_taken_remove(struct rdti_alloc *alloc, uint64_t base)
 {
-    struct block **link = taken_link(alloc, base);
+    struct block **link = allocator_taken_link(alloc, base);
     struct block *block = *link;
 
     if (block == NULL)
@@ -345,16 +345,16 @@ rdti_alloc_add(struct rdti_alloc *alloc, uint64_t base, uint64_t len_bytes, stru
     }
     struct span *span = calloc(1, sizeof(*span));
 
-    if (span == NULL || !ensure_spare(alloc)) {
+    if (span == NULL || !allocator_ensure_spare(alloc)) {
         free(span);
         return rdti_error_set(err, RDT_ENOMEM, 0, "alloc_add: no memory for descriptors");
     }
     span->base = base;
     span->len_bytes = len_bytes;
-    span->first = block_new(alloc, base, len_bytes);
+    span->first = allocator_block_new(alloc, base, len_bytes);
     span->next = alloc->spans;
     alloc->spans = span;
-    list_push(alloc, span->first);
+    allocator_list_push(alloc, span->first);
     return RDT_OK;
 }
 
@@ -366,14 +366,14 @@ rdti_alloc_take(struct rdti_alloc *alloc, uint64_t len_bytes, uint64_t *base_out
     if (len_bytes > UINT64_MAX - mask)
         return RDT_ENOMEM;
     len_bytes = len_bytes == 0 ? alloc->align_bytes : (len_bytes + mask) & ~mask;
-    struct block *block = find_free(alloc, len_bytes);
+    struct block *block = allocator_find_free(alloc, len_bytes);
 
-    if (block == NULL || !ensure_spare(alloc))
+    if (block == NULL || !allocator_ensure_spare(alloc))
         return RDT_ENOMEM;
-    list_remove(alloc, block);
+    allocator_list_remove(alloc, block);
     if (block->len_bytes > len_bytes) {
         struct block *rest =
-            block_new(alloc, block->base + len_bytes, block->len_bytes - len_bytes);
+            allocator_block_new(alloc, block->base + len_bytes, block->len_bytes - len_bytes);
 
         rest->lower = block;
         rest->upper = block->upper;
@@ -381,16 +381,16 @@ rdti_alloc_take(struct rdti_alloc *alloc, uint64_t len_bytes, uint64_t *base_out
             rest->upper->lower = rest;
         block->upper = rest;
         block->len_bytes = len_bytes;
-        list_push(alloc, rest);
+        allocator_list_push(alloc, rest);
     }
-    taken_insert(alloc, block);
+    allocator_taken_insert(alloc, block);
     *base_out = block->base;
     return RDT_OK;
 }
 
 /* Merges a block with its upper neighbour; neither is in a list or table. */
 static void
-merge_upper(struct rdti_alloc *alloc, struct block *block)
+allocator_merge_upper(struct rdti_alloc *alloc, struct block *block)
 {
     struct block *upper = block->upper;
 
@@ -398,26 +398,26 @@ merge_upper(struct rdti_alloc *alloc, struct block *block)
     block->upper = upper->upper;
     if (block->upper != NULL)
         block->upper->lower = block;
-    block_drop(alloc, upper);
+    allocator_block_drop(alloc, upper);
 }
 
 /* Takes the block at base out of the table and merges it with its free neighbours; NULL: no such
  * block. */
 static struct block *
-take_out_merged(struct rdti_alloc *alloc, uint64_t base)
+allocator_take_out_merged(struct rdti_alloc *alloc, uint64_t base)
 {
-    struct block *block = taken_remove(alloc, base);
+    struct block *block = allocator_taken_remove(alloc, base);
 
     if (block == NULL)
         return NULL;
     if (block->upper != NULL && block->upper->is_free) {
-        list_remove(alloc, block->upper);
-        merge_upper(alloc, block);
+        allocator_list_remove(alloc, block->upper);
+        allocator_merge_upper(alloc, block);
     }
     if (block->lower != NULL && block->lower->is_free) {
         block = block->lower;
-        list_remove(alloc, block);
-        merge_upper(alloc, block);
+        allocator_list_remove(alloc, block);
+        allocator_merge_upper(alloc, block);
     }
     return block;
 }
@@ -425,11 +425,11 @@ take_out_merged(struct rdti_alloc *alloc, uint64_t base)
 bool
 rdti_alloc_give(struct rdti_alloc *alloc, uint64_t base)
 {
-    struct block *block = take_out_merged(alloc, base);
+    struct block *block = allocator_take_out_merged(alloc, base);
 
     if (block == NULL)
         return false;
-    list_push(alloc, block);
+    allocator_list_push(alloc, block);
     return true;
 }
 
@@ -437,11 +437,11 @@ bool
 rdti_alloc_absorb(struct rdti_alloc *alloc, uint64_t base, uint64_t *base_out,
                   uint64_t *len_bytes_out)
 {
-    struct block *block = take_out_merged(alloc, base);
+    struct block *block = allocator_take_out_merged(alloc, base);
 
     if (block == NULL)
         return false;
-    taken_insert(alloc, block);
+    allocator_taken_insert(alloc, block);
     *base_out = block->base;
     *len_bytes_out = block->len_bytes;
     return true;
@@ -450,7 +450,7 @@ rdti_alloc_absorb(struct rdti_alloc *alloc, uint64_t base, uint64_t *base_out,
 uint64_t
 rdti_alloc_len_bytes(const struct rdti_alloc *alloc, uint64_t base)
 {
-    const struct block *block = *taken_link(alloc, base);
+    const struct block *block = *allocator_taken_link(alloc, base);
 
     return block == NULL ? 0 : block->len_bytes;
 }
@@ -485,13 +485,13 @@ struct tally {
 };
 
 static bool
-block_is_listed(const struct rdti_alloc *alloc, const struct block *block)
+allocator_block_is_listed(const struct rdti_alloc *alloc, const struct block *block)
 {
-    const struct class c = class_of(units_of(alloc, block->len_bytes));
+    const struct class c = allocator_class_of(allocator_units_of(alloc, block->len_bytes));
     const struct block *b = alloc->heads[c.first][c.second];
 
     if (!block->is_free)
-        return *taken_link(alloc, block->base) == block;
+        return *allocator_taken_link(alloc, block->base) == block;
     while (b != NULL && b != block)
         b = b->next;
     return b == block;
@@ -500,7 +500,8 @@ block_is_listed(const struct rdti_alloc *alloc, const struct block *block)
 /* The blocks cover the span without a gap, agree on their neighbours, and are each in the right
  * list or table. */
 static bool
-span_is_sound(const struct rdti_alloc *alloc, const struct span *span, struct tally *tally)
+allocator_span_is_sound(const struct rdti_alloc *alloc, const struct span *span,
+                        struct tally *tally)
 {
     const struct block *lower = NULL;
     uint64_t base = span->base;
@@ -511,7 +512,7 @@ span_is_sound(const struct rdti_alloc *alloc, const struct span *span, struct ta
             return false;
         if (lower != NULL && lower->is_free && block->is_free)
             return false;
-        if (!block_is_listed(alloc, block))
+        if (!allocator_block_is_listed(alloc, block))
             return false;
         tally->free_count += block->is_free;
         tally->taken_count += !block->is_free;
@@ -524,7 +525,7 @@ span_is_sound(const struct rdti_alloc *alloc, const struct span *span, struct ta
 
 /* The bitmaps match the lists, and the lists hold `want` blocks, each in its class. */
 static bool
-lists_are_sound(const struct rdti_alloc *alloc, uint64_t want)
+allocator_lists_are_sound(const struct rdti_alloc *alloc, uint64_t want)
 {
     uint64_t count = 0;
 
@@ -537,7 +538,7 @@ lists_are_sound(const struct rdti_alloc *alloc, uint64_t want)
             if (((alloc->second_map[f] >> s) & 1) != (alloc->heads[f][s] != NULL))
                 return false;
             for (const struct block *b = alloc->heads[f][s]; b != NULL; b = b->next) {
-                const struct class c = class_of(units_of(alloc, b->len_bytes));
+                const struct class c = allocator_class_of(allocator_units_of(alloc, b->len_bytes));
 
                 if (!b->is_free || b->prev != prev || c.first != f || c.second != s)
                     return false;
@@ -560,9 +561,9 @@ rdti_alloc_check(const struct rdti_alloc *alloc)
                 other->base < span->base + span->len_bytes)
                 return false;
         }
-        if (!span_is_sound(alloc, span, &tally))
+        if (!allocator_span_is_sound(alloc, span, &tally))
             return false;
     }
-    return lists_are_sound(alloc, tally.free_count) && tally.taken_count == alloc->taken_count &&
-           tally.taken_bytes == alloc->taken_bytes;
+    return allocator_lists_are_sound(alloc, tally.free_count) &&
+           tally.taken_count == alloc->taken_count && tally.taken_bytes == alloc->taken_bytes;
 }

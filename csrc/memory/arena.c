@@ -42,8 +42,8 @@ struct rdti_arena {
     pthread_mutex_t pages_lock;
     pthread_mutex_t lock;
     struct rdti_alloc *alloc;
-    struct rdti_segment **segments; /* by number */
-    uint32_t *by_addr;              /* numbers in address order */
+    struct rdti_arena_segment **segments; /* by number */
+    uint32_t *by_addr;                    /* numbers in address order */
     uint32_t segment_count;
     uint64_t next_bytes; /* minimum size of the next segment, up to chunk_bytes */
     uint64_t retain_bytes;
@@ -52,7 +52,7 @@ struct rdti_arena {
 };
 
 static rdt_status
-forked(struct rdt_error *err)
+arena_forked(struct rdt_error *err)
 {
     return rdti_error_set(err, RDT_EFORKED, 0,
                           "arena: this is a forked child; memory of its parent's arena may be read "
@@ -107,7 +107,7 @@ rdti_arena_destroy(struct rdti_arena *arena)
 
 /* How many segments begin at or below addr. Locked. */
 static uint32_t
-rank_of(const struct rdti_arena *arena, uint64_t addr)
+arena_rank_of(const struct rdti_arena *arena, uint64_t addr)
 {
     uint32_t from = 0;
     uint32_t to = arena->segment_count;
@@ -125,14 +125,14 @@ rank_of(const struct rdti_arena *arena, uint64_t addr)
 
 /* The number of the segment that holds the span; false if none does. Locked. */
 static bool
-find_segment(const struct rdti_arena *arena, uint64_t addr, uint64_t len_bytes, uint32_t *out)
+arena_find_segment(const struct rdti_arena *arena, uint64_t addr, uint64_t len_bytes, uint32_t *out)
 {
-    const uint32_t rank = rank_of(arena, addr);
+    const uint32_t rank = arena_rank_of(arena, addr);
 
     if (rank == 0)
         return false;
     const uint32_t number = arena->by_addr[rank - 1];
-    const struct rdti_segment *segment = arena->segments[number];
+    const struct rdti_arena_segment *segment = arena->segments[number];
     const uint64_t off = addr - (uintptr_t)segment->addr;
 
     /* At least one byte: an empty span at the end of a segment is not in it. */
@@ -146,8 +146,8 @@ find_segment(const struct rdti_arena *arena, uint64_t addr, uint64_t len_bytes, 
 
 /* want_bytes: len_bytes in whole pages; both terms of the sum below are then below 2^63. */
 static rdt_status
-max_reached(const struct rdti_arena *arena, uint64_t mapped_bytes, uint64_t len_bytes,
-            uint64_t want_bytes, struct rdt_error *err)
+arena_max_reached(const struct rdti_arena *arena, uint64_t mapped_bytes, uint64_t len_bytes,
+                  uint64_t want_bytes, struct rdt_error *err)
 {
     const uint64_t enough_mb = (mapped_bytes + want_bytes + MIB_BYTES - 1) / MIB_BYTES;
 
@@ -161,7 +161,7 @@ max_reached(const struct rdti_arena *arena, uint64_t mapped_bytes, uint64_t len_
 
 /* Round up to a multiple of a power of two; false if that overflows. */
 static bool
-round_up(uint64_t bytes, uint64_t unit, uint64_t *out)
+arena_round_up(uint64_t bytes, uint64_t unit, uint64_t *out)
 {
     if (bytes > UINT64_MAX - (unit - 1))
         return false;
@@ -171,8 +171,8 @@ round_up(uint64_t bytes, uint64_t unit, uint64_t *out)
 
 /* The size of the segment for a request of len_bytes. pages_lock is held. */
 static rdt_status
-choose_size(const struct rdti_arena *arena, uint64_t mapped_bytes, uint64_t len_bytes,
-            uint64_t *out, struct rdt_error *err)
+arena_choose_size(const struct rdti_arena *arena, uint64_t mapped_bytes, uint64_t len_bytes,
+                  uint64_t *out, struct rdt_error *err)
 {
     const uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
     const uint64_t usual =
@@ -180,8 +180,8 @@ choose_size(const struct rdti_arena *arena, uint64_t mapped_bytes, uint64_t len_
     uint64_t want;
     uint64_t size;
 
-    if (!round_up(len_bytes == 0 ? 1 : len_bytes, page_bytes, &want) ||
-        !round_up(want > usual ? want : usual, RDTI_GRANULE_BYTES, &size) || size > INT64_MAX)
+    if (!arena_round_up(len_bytes == 0 ? 1 : len_bytes, page_bytes, &want) ||
+        !arena_round_up(want > usual ? want : usual, RDTI_GRANULE_BYTES, &size) || size > INT64_MAX)
         return rdti_error_set(err, RDT_ENOMEM, 0,
                               "arena: %llu bytes asked for: more than there are addresses",
                               (unsigned long long)len_bytes);
@@ -194,7 +194,7 @@ choose_size(const struct rdti_arena *arena, uint64_t mapped_bytes, uint64_t len_
         if (size < want)
             size = left & ~(page_bytes - 1);
         if (size < want)
-            return max_reached(arena, mapped_bytes, len_bytes, want, err);
+            return arena_max_reached(arena, mapped_bytes, len_bytes, want, err);
     }
     *out = size;
     return RDT_OK;
@@ -202,10 +202,11 @@ choose_size(const struct rdti_arena *arena, uint64_t mapped_bytes, uint64_t len_
 
 /* Enters a new segment; on failure the caller still owns it. pages_lock is held, `lock` is not. */
 static rdt_status
-enter_segment(struct rdti_arena *arena, struct rdti_segment *segment, struct rdt_error *err)
+arena_enter_segment(struct rdti_arena *arena, struct rdti_arena_segment *segment,
+                    struct rdt_error *err)
 {
     const uint32_t count = arena->segment_count; /* changes under pages_lock only */
-    struct rdti_segment **segments = calloc(count + 1, sizeof(*segments));
+    struct rdti_arena_segment **segments = calloc(count + 1, sizeof(*segments));
     uint32_t *by_addr = calloc(count + 1, sizeof(*by_addr));
     rdt_status status = RDT_ENOMEM;
 
@@ -214,11 +215,11 @@ enter_segment(struct rdti_arena *arena, struct rdti_segment *segment, struct rdt
         goto out_free;
     }
     (void)pthread_mutex_lock(&arena->lock);
-    const uint32_t rank = rank_of(arena, (uintptr_t)segment->addr);
+    const uint32_t rank = arena_rank_of(arena, (uintptr_t)segment->addr);
 
     status = rdti_alloc_add(arena->alloc, (uintptr_t)segment->addr, segment->len_bytes, err);
     if (status == RDT_OK) {
-        struct rdti_segment **old_segments = arena->segments;
+        struct rdti_arena_segment **old_segments = arena->segments;
         uint32_t *old_by_addr = arena->by_addr;
 
         for (uint32_t i = 0; i < count; i++) {
@@ -245,9 +246,9 @@ out_free:
 
 /* Adds a segment with room for len_bytes. pages_lock is held, `lock` is not. */
 static rdt_status
-grow(struct rdti_arena *arena, uint64_t len_bytes, struct rdt_error *err)
+arena_grow(struct rdti_arena *arena, uint64_t len_bytes, struct rdt_error *err)
 {
-    struct rdti_segment *segment = NULL;
+    struct rdti_arena_segment *segment = NULL;
     uint64_t size = 0;
     rdt_status status;
 
@@ -255,7 +256,7 @@ grow(struct rdti_arena *arena, uint64_t len_bytes, struct rdt_error *err)
     const uint64_t mapped_bytes = arena->stats.mapped_bytes;
     (void)pthread_mutex_unlock(&arena->lock);
 
-    status = choose_size(arena, mapped_bytes, len_bytes, &size, err);
+    status = arena_choose_size(arena, mapped_bytes, len_bytes, &size, err);
     if (status != RDT_OK)
         return status;
     /* Checked here, too, so that a request that cannot be met leaves no empty segment. */
@@ -265,12 +266,12 @@ grow(struct rdti_arena *arena, uint64_t len_bytes, struct rdt_error *err)
     status = rdti_segment_create(size, &segment, err);
     /* If addresses are scarce (RLIMIT_AS), a smaller segment than usual. */
     while (status == RDT_ENOMEM && size / 2 >= RDTI_GRANULE_BYTES && size / 2 >= len_bytes) {
-        (void)round_up(size / 2, RDTI_GRANULE_BYTES, &size);
+        (void)arena_round_up(size / 2, RDTI_GRANULE_BYTES, &size);
         status = rdti_segment_create(size, &segment, err);
     }
     if (status != RDT_OK)
         return status;
-    status = enter_segment(arena, segment, err);
+    status = arena_enter_segment(arena, segment, err);
     if (status != RDT_OK) {
         rdti_segment_destroy(segment);
         return status;
@@ -283,15 +284,15 @@ grow(struct rdti_arena *arena, uint64_t len_bytes, struct rdt_error *err)
 /* ---- Allocation ----------------------------------------------------------------------------- */
 
 /* A span, and the segment that it lies in. */
-struct piece {
+struct arena_piece {
     uint64_t addr;
     uint64_t len_bytes; /* as rounded */
     uint64_t off_bytes;
-    struct rdti_segment *segment;
+    struct rdti_arena_segment *segment;
 };
 
 static bool
-take_piece(struct rdti_arena *arena, uint64_t len_bytes, struct piece *out)
+arena_take_piece(struct rdti_arena *arena, uint64_t len_bytes, struct arena_piece *out)
 {
     uint32_t number = 0;
     bool is_taken;
@@ -300,8 +301,8 @@ take_piece(struct rdti_arena *arena, uint64_t len_bytes, struct piece *out)
     is_taken = rdti_alloc_take(arena->alloc, len_bytes, &out->addr) == RDT_OK;
     if (is_taken) {
         out->len_bytes = rdti_alloc_len_bytes(arena->alloc, out->addr);
-        (void)find_segment(arena, out->addr, out->len_bytes,
-                           &number); /* spans come from segments */
+        (void)arena_find_segment(arena, out->addr, out->len_bytes,
+                                 &number); /* spans come from segments */
         out->segment = arena->segments[number];
         out->off_bytes = out->addr - (uintptr_t)out->segment->addr;
         arena->stats.allocated_bytes += out->len_bytes;
@@ -313,17 +314,18 @@ take_piece(struct rdti_arena *arena, uint64_t len_bytes, struct piece *out)
 }
 
 static rdt_status
-take_or_grow(struct rdti_arena *arena, uint64_t len_bytes, struct piece *out, struct rdt_error *err)
+arena_take_or_grow(struct rdti_arena *arena, uint64_t len_bytes, struct arena_piece *out,
+                   struct rdt_error *err)
 {
     rdt_status status = RDT_OK;
 
-    if (take_piece(arena, len_bytes, out))
+    if (arena_take_piece(arena, len_bytes, out))
         return RDT_OK;
     (void)pthread_mutex_lock(&arena->pages_lock);
     /* Repeats only if other threads take the new space first: in each round some thread makes
      * progress. */
-    while (status == RDT_OK && !take_piece(arena, len_bytes, out))
-        status = grow(arena, len_bytes, err);
+    while (status == RDT_OK && !arena_take_piece(arena, len_bytes, out))
+        status = arena_grow(arena, len_bytes, err);
     (void)pthread_mutex_unlock(&arena->pages_lock);
     return status;
 }
@@ -331,7 +333,8 @@ take_or_grow(struct rdti_arena *arena, uint64_t len_bytes, struct piece *out, st
 /* Updates the statistics of populating. Pages that were given back recently should have been kept,
  * so they raise the retained amount. */
 static void
-book_populated(struct rdti_arena *arena, const struct rdti_populated *populated, uint64_t start_ns)
+arena_book_populated(struct rdti_arena *arena, const struct rdti_populated *populated,
+                     uint64_t start_ns)
 {
     const uint64_t now_ns = rdti_now_ns();
 
@@ -346,7 +349,7 @@ book_populated(struct rdti_arena *arena, const struct rdti_populated *populated,
 
 /* The span could not be populated: gives it back with the pages that it got. */
 static void
-undo_take(struct rdti_arena *arena, const struct piece *piece)
+arena_undo_take(struct rdti_arena *arena, const struct arena_piece *piece)
 {
     (void)pthread_mutex_lock(&arena->pages_lock);
     (void)pthread_mutex_lock(&arena->lock);
@@ -364,15 +367,15 @@ undo_take(struct rdti_arena *arena, const struct piece *piece)
 }
 
 static rdt_status
-alloc_span(struct rdti_arena *arena, uint64_t len_bytes, bool is_zero, void **out,
-           struct rdt_error *err)
+arena_alloc_span(struct rdti_arena *arena, uint64_t len_bytes, bool is_zero, void **out,
+                 struct rdt_error *err)
 {
     struct rdti_populated populated = {0};
-    struct piece piece;
+    struct arena_piece piece;
 
     if (rdti_in_forked_child())
-        return forked(err);
-    rdt_status status = take_or_grow(arena, len_bytes, &piece, err);
+        return arena_forked(err);
+    rdt_status status = arena_take_or_grow(arena, len_bytes, &piece, err);
 
     if (status != RDT_OK)
         return status;
@@ -382,10 +385,10 @@ alloc_span(struct rdti_arena *arena, uint64_t len_bytes, bool is_zero, void **ou
         status =
             rdti_segment_populate(piece.segment, piece.off_bytes, piece.len_bytes, &populated, err);
         if (status != RDT_OK) {
-            undo_take(arena, &piece);
+            arena_undo_take(arena, &piece);
             return status;
         }
-        book_populated(arena, &populated, start_ns);
+        arena_book_populated(arena, &populated, start_ns);
     }
     rdti_segment_use(piece.segment, piece.off_bytes, piece.len_bytes, is_zero);
     *out = piece.segment->addr + piece.off_bytes;
@@ -395,19 +398,19 @@ alloc_span(struct rdti_arena *arena, uint64_t len_bytes, bool is_zero, void **ou
 rdt_status
 rdti_arena_alloc(struct rdti_arena *arena, uint64_t len_bytes, void **out, struct rdt_error *err)
 {
-    return alloc_span(arena, len_bytes, false, out, err);
+    return arena_alloc_span(arena, len_bytes, false, out, err);
 }
 
 rdt_status
 rdti_arena_alloc_zero(struct rdti_arena *arena, uint64_t len_bytes, void **out,
                       struct rdt_error *err)
 {
-    return alloc_span(arena, len_bytes, true, out, err);
+    return arena_alloc_span(arena, len_bytes, true, out, err);
 }
 
 /* Populated bytes beyond those in use and those that may be retained. Locked. */
 static uint64_t
-excess_bytes(const struct rdti_arena *arena)
+arena_excess_bytes(const struct rdti_arena *arena)
 {
     const uint64_t kept = arena->stats.allocated_bytes + arena->retain_bytes;
 
@@ -415,7 +418,7 @@ excess_bytes(const struct rdti_arena *arena)
 }
 
 static void
-log_not_taken(uint64_t addr)
+arena_log_not_taken(uint64_t addr)
 {
     rdti_log(RDT_LOG_ERROR, "arena: 0x%" PRIx64 " is freed, but not allocated (freed twice?)",
              addr);
@@ -424,7 +427,7 @@ log_not_taken(uint64_t addr)
 /* Gives a span back, and before that the pages of the free space that it becomes part of. The space
  * stays taken meanwhile, so that no thread can allocate bytes whose pages are about to go. */
 static void
-give_with_pages(struct rdti_arena *arena, uint64_t addr)
+arena_give_with_pages(struct rdti_arena *arena, uint64_t addr)
 {
     uint64_t base;
     uint64_t len_bytes;
@@ -434,11 +437,11 @@ give_with_pages(struct rdti_arena *arena, uint64_t addr)
     (void)pthread_mutex_lock(&arena->pages_lock);
     (void)pthread_mutex_lock(&arena->lock);
     const bool is_ours = rdti_alloc_absorb(arena->alloc, addr, &base, &len_bytes) &&
-                         find_segment(arena, base, len_bytes, &number);
-    struct rdti_segment *segment = is_ours ? arena->segments[number] : NULL;
+                         arena_find_segment(arena, base, len_bytes, &number);
+    struct rdti_arena_segment *segment = is_ours ? arena->segments[number] : NULL;
     /* Down to half of the retained amount, so that the next frees do not each give back a
      * little. */
-    const uint64_t excess = excess_bytes(arena);
+    const uint64_t excess = arena_excess_bytes(arena);
     const uint64_t want = excess == 0 ? 0 : excess + arena->retain_bytes / 2;
     const bool is_punching = is_ours && want > 0 && !segment->keeps_pages;
     (void)pthread_mutex_unlock(&arena->lock);
@@ -456,7 +459,7 @@ give_with_pages(struct rdti_arena *arena, uint64_t addr)
     (void)pthread_mutex_unlock(&arena->lock);
     (void)pthread_mutex_unlock(&arena->pages_lock);
     if (!is_ours)
-        log_not_taken((uintptr_t)addr);
+        arena_log_not_taken((uintptr_t)addr);
 }
 
 void
@@ -468,15 +471,15 @@ rdti_arena_free(struct rdti_arena *arena, void *addr)
     const uint64_t len_bytes = rdti_alloc_len_bytes(arena->alloc, (uintptr_t)addr);
 
     arena->stats.allocated_bytes -= len_bytes;
-    const bool is_slow = len_bytes > 0 && excess_bytes(arena) > 0;
+    const bool is_slow = len_bytes > 0 && arena_excess_bytes(arena) > 0;
 
     if (len_bytes > 0 && !is_slow)
         (void)rdti_alloc_give(arena->alloc, (uintptr_t)addr);
     (void)pthread_mutex_unlock(&arena->lock);
     if (is_slow)
-        give_with_pages(arena, (uintptr_t)addr);
+        arena_give_with_pages(arena, (uintptr_t)addr);
     if (len_bytes == 0)
-        log_not_taken((uintptr_t)addr);
+        arena_log_not_taken((uintptr_t)addr);
 }
 
 void
@@ -493,11 +496,11 @@ rdt_status
 rdti_arena_keep_pages(struct rdti_arena *arena, uint32_t segment, struct rdt_error *err)
 {
     struct rdti_populated populated = {0};
-    struct rdti_segment *kept = NULL;
+    struct rdti_arena_segment *kept = NULL;
     bool was_kept = false;
 
     if (rdti_in_forked_child())
-        return forked(err);
+        return arena_forked(err);
     /* pages_lock: no thread is giving pages of it back now. */
     (void)pthread_mutex_lock(&arena->pages_lock);
     (void)pthread_mutex_lock(&arena->lock);
@@ -520,7 +523,7 @@ rdti_arena_keep_pages(struct rdti_arena *arena, uint32_t segment, struct rdt_err
         (void)pthread_mutex_unlock(&arena->lock);
         return status;
     }
-    book_populated(arena, &populated, start_ns);
+    arena_book_populated(arena, &populated, start_ns);
     return RDT_OK;
 }
 
@@ -535,7 +538,7 @@ rdti_arena_locate(struct rdti_arena *arena, const void *addr, uint64_t len_bytes
     if (rdti_in_forked_child())
         return RDT_EFORKED;
     (void)pthread_mutex_lock(&arena->lock);
-    const bool is_found = find_segment(arena, (uintptr_t)addr, len_bytes, &number);
+    const bool is_found = arena_find_segment(arena, (uintptr_t)addr, len_bytes, &number);
 
     if (is_found) {
         *segment_out = number;

@@ -11,7 +11,7 @@
 #include "memory/region.h"
 
 #define TABLE_BYTES (((uint64_t)RDTI_REGION_INDEX_MAX + 1) * sizeof(uint32_t))
-#define STEP_BYTES ((uint64_t)RDTI_GENERATIONS_STEP * sizeof(uint32_t))
+#define GENERATIONS_STEP_BYTES ((uint64_t)RDTI_GENERATIONS_STEP * sizeof(uint32_t))
 
 rdt_status
 rdti_generations_open(int *fd_out, _Atomic uint32_t **table_out, struct rdt_error *err)
@@ -56,7 +56,7 @@ rdti_generations_populate(int fd, _Atomic uint32_t *table, uint32_t index)
 {
     const uint64_t off = (uint64_t)index * sizeof(uint32_t);
 
-    return rdti_memfd_populate(fd, off, (char *)(void *)table + off, STEP_BYTES);
+    return rdti_memfd_populate(fd, off, (char *)(void *)table + off, GENERATIONS_STEP_BYTES);
 }
 
 void

@@ -54,10 +54,10 @@ rdti_regions_create(struct rdti_arena *arena, const uint8_t uuid[RDT_UUID_BYTES]
 
 /*
  * If nothing holds the region in quarantine any more, takes it out of all tables. The caller then
- * owns it and calls finish() without the lock. False: it stays. Locked.
+ * owns it and calls region_finish() without the lock. False: it stays. Locked.
  */
 static bool
-detach_if_drained(rdt_region *region)
+region_detach_if_drained(rdt_region *region)
 {
     struct rdti_regions *regions = region->regions;
     struct rdti_region_entry *entry = &regions->entries[region->index];
@@ -90,7 +90,7 @@ rdti_regions_in_drained(void)
 }
 
 static void
-run_finish(struct rdti_deferred *node)
+region_run_finish(struct rdti_deferred *node)
 {
     rdt_region *region = RDTI_CONTAINER(node, rdt_region, deferred);
     struct rdti_regions *regions = region->regions;
@@ -112,21 +112,21 @@ run_finish(struct rdti_deferred *node)
 /* Returning the pages of a large span takes milliseconds, and the caller's code any time: neither
  * may delay other work of the driver, such as heartbeats. */
 static void
-defer_finish(void *arg)
+region_defer_finish(void *arg)
 {
     rdt_region *region = arg;
     struct rdti_engine *engine = region->regions->engine;
 
-    region->deferred.run = run_finish;
+    region->deferred.run = region_run_finish;
     if (engine != NULL)
         rdti_engine_defer(engine, &region->deferred); /* at once, if this thread does not drive */
     else
-        run_finish(&region->deferred);
+        region_run_finish(&region->deferred);
 }
 
 /* No peer reaches the region any more. This table's lock is not held. */
 static void
-finish(rdt_region *region)
+region_finish(rdt_region *region)
 {
     struct rdti_regions *regions = region->regions;
 
@@ -134,9 +134,9 @@ finish(rdt_region *region)
      * rdti_regions_are_ending() take first */
     (void)atomic_fetch_add_explicit(&regions->ending_count, 1, memory_order_relaxed);
     if (region->index == 0 || regions->on_gone == NULL ||
-        regions->on_gone(regions->gone_arg, region->index, region->generation, defer_finish,
+        regions->on_gone(regions->gone_arg, region->index, region->generation, region_defer_finish,
                          region))
-        defer_finish(region);
+        region_defer_finish(region);
 }
 
 bool
@@ -177,7 +177,7 @@ rdti_region_become(rdt_region *region, enum rdti_region_state state)
 
 /* Locked. */
 static void
-enter_quarantine(rdt_region *region, bool is_revoking)
+region_enter_quarantine(rdt_region *region, bool is_revoking)
 {
     struct rdti_regions *regions = region->regions;
     const uint32_t next_generation = region->generation + 1;
@@ -196,7 +196,7 @@ enter_quarantine(rdt_region *region, bool is_revoking)
 }
 
 static void
-end(rdt_region *region, bool asks_peers, void (*drained)(void *arg), void *arg)
+region_end(rdt_region *region, bool asks_peers, void (*drained)(void *arg), void *arg)
 {
     if (region == NULL || rdti_in_forked_child())
         return;
@@ -216,31 +216,31 @@ end(rdt_region *region, bool asks_peers, void (*drained)(void *arg), void *arg)
     regions->stats.live_count--;
     regions->stats.live_bytes -= region->len_bytes;
     if (is_exported)
-        enter_quarantine(region, is_revoking);
-    bool is_done = !is_exported || detach_if_drained(region);
+        region_enter_quarantine(region, is_revoking);
+    bool is_done = !is_exported || region_detach_if_drained(region);
     (void)pthread_mutex_unlock(&regions->lock);
 
     if (is_revoking) {
         regions->on_revoke(regions->revoke_arg, index, generation);
         (void)pthread_mutex_lock(&regions->lock);
         region->is_revoking = false;
-        is_done = detach_if_drained(region);
+        is_done = region_detach_if_drained(region);
         (void)pthread_mutex_unlock(&regions->lock);
     }
     if (is_done)
-        finish(region);
+        region_finish(region);
 }
 
 void
 rdt_region_free(rdt_region *region, void (*drained)(void *arg), void *arg)
 {
-    end(region, true, drained, arg);
+    region_end(region, true, drained, arg);
 }
 
 void
 rdti_regions_end_lent(rdt_region *region, void (*drained)(void *arg), void *arg)
 {
-    end(region, false, drained, arg);
+    region_end(region, false, drained, arg);
 }
 
 rdt_status
@@ -261,7 +261,7 @@ rdti_regions_destroy(struct rdti_regions *regions, struct rdt_error *err)
                               (unsigned long long)live_count, (unsigned long long)live_bytes);
     /* No lock: no other thread uses the table any more. */
     while ((link = rdti_list_take_first(&regions->quarantine)) != NULL)
-        finish(RDTI_CONTAINER(link, rdt_region, link));
+        region_finish(RDTI_CONTAINER(link, rdt_region, link));
     rdti_generations_close(regions->fd, regions->table);
     (void)pthread_mutex_destroy(&regions->lock);
     free(regions->entries);
@@ -272,7 +272,7 @@ rdti_regions_destroy(struct rdti_regions *regions, struct rdt_error *err)
 /* ---- Allocation and registration ------------------------------------------------------------ */
 
 static void
-enter_live(struct rdti_regions *regions, rdt_region *region)
+region_enter_live(struct rdti_regions *regions, rdt_region *region)
 {
     (void)pthread_mutex_lock(&regions->lock);
     if (!region->is_lent)
@@ -327,14 +327,14 @@ rdti_regions_alloc(struct rdti_regions *regions, uint64_t len_bytes, uint32_t fl
                                &region->segment_off);
     assert(status == RDT_OK); /* the arena has just allocated the span */
     (void)status;
-    enter_live(regions, region);
+    region_enter_live(regions, region);
     *out = region;
     return RDT_OK;
 }
 
 static rdt_status
-register_memory(struct rdti_regions *regions, void *addr, uint64_t len_bytes, bool is_lent,
-                rdt_region **out, struct rdt_error *err)
+region_register_memory(struct rdti_regions *regions, void *addr, uint64_t len_bytes, bool is_lent,
+                       rdt_region **out, struct rdt_error *err)
 {
     rdt_region *region = NULL;
 
@@ -351,7 +351,7 @@ register_memory(struct rdti_regions *regions, void *addr, uint64_t len_bytes, bo
         return status;
     region->addr = addr;
     region->is_lent = is_lent;
-    enter_live(regions, region);
+    region_enter_live(regions, region);
     *out = region;
     return RDT_OK;
 }
@@ -360,14 +360,14 @@ rdt_status
 rdti_regions_register(struct rdti_regions *regions, void *addr, uint64_t len_bytes,
                       rdt_region **out, struct rdt_error *err)
 {
-    return register_memory(regions, addr, len_bytes, false, out, err);
+    return region_register_memory(regions, addr, len_bytes, false, out, err);
 }
 
 rdt_status
 rdti_regions_lend(struct rdti_regions *regions, void *addr, uint64_t len_bytes, rdt_region **out,
                   struct rdt_error *err)
 {
-    return register_memory(regions, addr, len_bytes, true, out, err);
+    return region_register_memory(regions, addr, len_bytes, true, out, err);
 }
 
 rdt_region *
@@ -439,18 +439,18 @@ rdti_regions_release(struct rdti_regions *regions, struct rdti_target *target)
     (void)pthread_mutex_lock(&regions->lock);
     assert(region->pins > 0);
     region->pins--;
-    const bool is_done = detach_if_drained(region);
+    const bool is_done = region_detach_if_drained(region);
     (void)pthread_mutex_unlock(&regions->lock);
 
     target->addr = NULL;
     target->pin = NULL;
     if (is_done)
-        finish(region);
+        region_finish(region);
 }
 
 /* The region in quarantine that a peer refers to, or NULL. Locked. */
 static rdt_region *
-find_in_quarantine(const struct rdti_regions *regions, uint32_t index, uint32_t generation)
+region_find_in_quarantine(const struct rdti_regions *regions, uint32_t index, uint32_t generation)
 {
     rdt_region *region = index < regions->next_index ? regions->entries[index].region : NULL;
 
@@ -467,7 +467,7 @@ rdti_regions_expect(struct rdti_regions *regions, uint32_t index, uint32_t gener
     if (rdti_in_forked_child())
         return;
     (void)pthread_mutex_lock(&regions->lock);
-    rdt_region *region = find_in_quarantine(regions, index, generation);
+    rdt_region *region = region_find_in_quarantine(regions, index, generation);
 
     assert(region != NULL && region->is_revoking);
     region->pending_count = count;
@@ -482,16 +482,16 @@ rdti_regions_acknowledge(struct rdti_regions *regions, uint32_t index, uint32_t 
     if (rdti_in_forked_child())
         return false;
     (void)pthread_mutex_lock(&regions->lock);
-    rdt_region *region = find_in_quarantine(regions, index, generation);
+    rdt_region *region = region_find_in_quarantine(regions, index, generation);
     const bool is_expected = region != NULL && region->pending_count > 0;
 
     if (is_expected) {
         region->pending_count--;
-        is_done = detach_if_drained(region);
+        is_done = region_detach_if_drained(region);
     }
     (void)pthread_mutex_unlock(&regions->lock);
     if (is_done)
-        finish(region);
+        region_finish(region);
     return is_expected;
 }
 

@@ -10,7 +10,7 @@
 /* Room for next_index in the private entries and in the mapped table. Locked, also during one
  * system call per 16384 exports: unlocking there would not be worth its complexity. */
 static rdt_status
-grow_entries(struct rdti_regions *regions, struct rdt_error *err)
+region_export_grow_entries(struct rdti_regions *regions, struct rdt_error *err)
 {
     const uint32_t index = regions->next_index;
 
@@ -37,7 +37,7 @@ grow_entries(struct rdti_regions *regions, struct rdt_error *err)
 
 /* An index under which no peer can refer to another region. Locked. */
 static rdt_status
-take_index(struct rdti_regions *regions, uint32_t *out, struct rdt_error *err)
+region_export_take_index(struct rdti_regions *regions, uint32_t *out, struct rdt_error *err)
 {
     const uint32_t index = regions->first_free;
 
@@ -54,7 +54,7 @@ take_index(struct rdti_regions *regions, uint32_t *out, struct rdt_error *err)
             "region_export: %u regions are exported or in quarantine, and no more "
             "can be; free some, or export larger ones",
             RDTI_REGION_INDEX_MAX);
-    const rdt_status status = grow_entries(regions, err);
+    const rdt_status status = region_export_grow_entries(regions, err);
 
     if (status != RDT_OK)
         return status;
@@ -66,10 +66,10 @@ take_index(struct rdti_regions *regions, uint32_t *out, struct rdt_error *err)
 
 /* Locked. */
 static rdt_status
-make_exported(rdt_region *region, struct rdt_error *err)
+region_export_make_exported(rdt_region *region, struct rdt_error *err)
 {
     struct rdti_regions *regions = region->regions;
-    const rdt_status status = take_index(regions, &region->index, err);
+    const rdt_status status = region_export_take_index(regions, &region->index, err);
 
     if (status != RDT_OK)
         return status;
@@ -87,10 +87,10 @@ make_exported(rdt_region *region, struct rdt_error *err)
 
 /* Locked. */
 static rdt_status
-export_locked(rdt_region *region, struct rdt_remote_region *out, struct rdt_error *err)
+region_export_locked(rdt_region *region, struct rdt_remote_region *out, struct rdt_error *err)
 {
     const rdt_status status =
-        region->state == RDTI_REGION_PRIVATE ? make_exported(region, err) : RDT_OK;
+        region->state == RDTI_REGION_PRIVATE ? region_export_make_exported(region, err) : RDT_OK;
 
     if (status != RDT_OK)
         return status;
@@ -116,7 +116,7 @@ rdt_region_export(rdt_region *region, struct rdt_remote_region *out, struct rdt_
         return rdti_error_set(err, RDT_EINVAL, 0, "region_export: region %p, out %p",
                               (void *)region, (void *)out);
     (void)pthread_mutex_lock(&region->regions->lock);
-    const rdt_status status = export_locked(region, out, err);
+    const rdt_status status = region_export_locked(region, out, err);
     (void)pthread_mutex_unlock(&region->regions->lock);
     return status;
 }
@@ -154,7 +154,7 @@ rdti_regions_export_at(struct rdti_regions *regions, const void *addr, uint64_t 
     (void)pthread_mutex_lock(&regions->lock);
     struct rdti_span *span = rdti_span_find(&regions->live, (uintptr_t)addr, len_bytes);
     if (span != NULL)
-        status = export_locked(RDTI_CONTAINER(span, rdt_region, span), out, err);
+        status = region_export_locked(RDTI_CONTAINER(span, rdt_region, span), out, err);
     (void)pthread_mutex_unlock(&regions->lock);
     return status;
 }

@@ -40,7 +40,7 @@
 /* ---- Creation ------------------------------------------------------------------------------- */
 
 static uint64_t
-read_huge_count(const char *path)
+segment_read_huge_count(const char *path)
 {
     char line[32] = "";
     FILE *f = fopen(path, "re");
@@ -55,20 +55,20 @@ read_huge_count(const char *path)
 
 /* Reserved huge pages that no process has claimed. */
 static uint64_t
-huge_bytes_left(void)
+segment_huge_bytes_left(void)
 {
-    const uint64_t free_count = read_huge_count(HUGE_DIR "free_hugepages");
-    const uint64_t claimed = read_huge_count(HUGE_DIR "resv_hugepages");
+    const uint64_t free_count = segment_read_huge_count(HUGE_DIR "free_hugepages");
+    const uint64_t claimed = segment_read_huge_count(HUGE_DIR "resv_hugepages");
 
     return free_count > claimed ? (free_count - claimed) * RDTI_GRANULE_BYTES : 0;
 }
 
 static rdt_status
-create_mapped(uint64_t len_bytes, unsigned mfd_flags, struct rdti_segment **out,
-              struct rdt_error *err)
+segment_create_mapped(uint64_t len_bytes, unsigned mfd_flags, struct rdti_arena_segment **out,
+                      struct rdt_error *err)
 {
     const uint64_t count = (len_bytes + RDTI_GRANULE_BYTES - 1) / RDTI_GRANULE_BYTES;
-    struct rdti_segment *segment = calloc(1, sizeof(*segment) + count);
+    struct rdti_arena_segment *segment = calloc(1, sizeof(*segment) + count);
     rdt_status status;
     void *addr = NULL;
 
@@ -104,10 +104,11 @@ err_free:
 /* On huge pages that an administrator reserved, populated from the start: they have no other
  * use. */
 static rdt_status
-create_huge(uint64_t len_bytes, struct rdti_segment **out, struct rdt_error *err)
+segment_create_huge(uint64_t len_bytes, struct rdti_arena_segment **out, struct rdt_error *err)
 {
-    struct rdti_segment *segment = NULL;
-    const rdt_status status = create_mapped(len_bytes, MFD_HUGETLB | MFD_HUGE_2MB, &segment, err);
+    struct rdti_arena_segment *segment = NULL;
+    const rdt_status status =
+        segment_create_mapped(len_bytes, MFD_HUGETLB | MFD_HUGE_2MB, &segment, err);
 
     if (status != RDT_OK)
         return status;
@@ -127,13 +128,13 @@ create_huge(uint64_t len_bytes, struct rdti_segment **out, struct rdt_error *err
 }
 
 rdt_status
-rdti_segment_create(uint64_t len_bytes, struct rdti_segment **out, struct rdt_error *err)
+rdti_segment_create(uint64_t len_bytes, struct rdti_arena_segment **out, struct rdt_error *err)
 {
-    const uint64_t huge_bytes = huge_bytes_left();
+    const uint64_t huge_bytes = segment_huge_bytes_left();
     struct rdt_error huge_err;
 
     if (len_bytes % RDTI_GRANULE_BYTES == 0 && huge_bytes >= len_bytes) {
-        if (create_huge(len_bytes, out, &huge_err) == RDT_OK)
+        if (segment_create_huge(len_bytes, out, &huge_err) == RDT_OK)
             return RDT_OK;
         rdti_log(RDT_LOG_WARN, "arena: %" PRIu64 " bytes on ordinary pages: %s", len_bytes,
                  huge_err.message);
@@ -143,8 +144,8 @@ rdti_segment_create(uint64_t len_bytes, struct rdti_segment **out, struct rdt_er
                  " bytes of huge pages are free",
                  len_bytes, huge_bytes);
     }
-    struct rdti_segment *segment = NULL;
-    const rdt_status status = create_mapped(len_bytes, 0, &segment, err);
+    struct rdti_arena_segment *segment = NULL;
+    const rdt_status status = segment_create_mapped(len_bytes, 0, &segment, err);
 
     if (status != RDT_OK)
         return status;
@@ -156,7 +157,7 @@ rdti_segment_create(uint64_t len_bytes, struct rdti_segment **out, struct rdt_er
 }
 
 void
-rdti_segment_destroy(struct rdti_segment *segment)
+rdti_segment_destroy(struct rdti_arena_segment *segment)
 {
     if (segment == NULL)
         return;
@@ -170,14 +171,14 @@ rdti_segment_destroy(struct rdti_segment *segment)
 /* ---- Granules ------------------------------------------------------------------------------- */
 
 static uint8_t
-flags_of(const struct rdti_segment *segment, uint64_t g)
+segment_flags_of(const struct rdti_arena_segment *segment, uint64_t g)
 {
     return atomic_load_explicit(&segment->flags[g], memory_order_relaxed); /* see segment.h */
 }
 
 /* Offset of granule g; the segment's end for g = granule_count. */
 static uint64_t
-granule_off(const struct rdti_segment *segment, uint64_t g)
+segment_granule_off(const struct rdti_arena_segment *segment, uint64_t g)
 {
     const uint64_t off = g * RDTI_GRANULE_BYTES;
 
@@ -191,7 +192,7 @@ struct granules {
 
 /* The granules that a span touches. */
 static struct granules
-granules_of(uint64_t off_bytes, uint64_t len_bytes)
+segment_granules_of(uint64_t off_bytes, uint64_t len_bytes)
 {
     return (struct granules){off_bytes / RDTI_GRANULE_BYTES,
                              (off_bytes + len_bytes + RDTI_GRANULE_BYTES - 1) / RDTI_GRANULE_BYTES};
@@ -199,7 +200,8 @@ granules_of(uint64_t off_bytes, uint64_t len_bytes)
 
 /* The granules that lie wholly in a span; none if from >= to. */
 static struct granules
-granules_inside(const struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_bytes)
+segment_granules_inside(const struct rdti_arena_segment *segment, uint64_t off_bytes,
+                        uint64_t len_bytes)
 {
     const uint64_t end = off_bytes + len_bytes;
 
@@ -211,34 +213,34 @@ granules_inside(const struct rdti_segment *segment, uint64_t off_bytes, uint64_t
 /* The next run of granules in [from, to) whose POPULATED flag is `is_populated`; empty at the
  * end. */
 static struct granules
-next_run(const struct rdti_segment *segment, struct granules in, bool is_populated)
+segment_next_run(const struct rdti_arena_segment *segment, struct granules in, bool is_populated)
 {
     const uint8_t want = is_populated ? RDTI_GRANULE_POPULATED : 0;
 
-    while (in.from < in.to && (flags_of(segment, in.from) & RDTI_GRANULE_POPULATED) != want)
+    while (in.from < in.to && (segment_flags_of(segment, in.from) & RDTI_GRANULE_POPULATED) != want)
         in.from++;
     uint64_t end = in.from;
 
-    while (end < in.to && (flags_of(segment, end) & RDTI_GRANULE_POPULATED) == want)
+    while (end < in.to && (segment_flags_of(segment, end) & RDTI_GRANULE_POPULATED) == want)
         end++;
     return (struct granules){in.from, end};
 }
 
 static uint64_t
-bytes_missing(const struct rdti_segment *segment, struct granules in)
+segment_bytes_missing(const struct rdti_arena_segment *segment, struct granules in)
 {
     uint64_t bytes = 0;
 
-    for (struct granules run = next_run(segment, in, false); run.from < run.to;
-         run = next_run(segment, (struct granules){run.to, in.to}, false))
-        bytes += granule_off(segment, run.to) - granule_off(segment, run.from);
+    for (struct granules run = segment_next_run(segment, in, false); run.from < run.to;
+         run = segment_next_run(segment, (struct granules){run.to, in.to}, false))
+        bytes += segment_granule_off(segment, run.to) - segment_granule_off(segment, run.from);
     return bytes;
 }
 
 /* ---- Populating ----------------------------------------------------------------------------- */
 
 static rdt_status
-no_memory(int sys_errno, uint64_t asked_bytes, uint64_t need_bytes, struct rdt_error *err)
+segment_no_memory(int sys_errno, uint64_t asked_bytes, uint64_t need_bytes, struct rdt_error *err)
 {
     char limit[256];
     const uint64_t left = rdti_memory_available(limit, sizeof(limit));
@@ -262,12 +264,12 @@ rdti_segment_check_memory(uint64_t asked_bytes, uint64_t need_bytes, struct rdt_
 
     if (left >= RESERVE_BYTES && left - RESERVE_BYTES >= need_bytes)
         return RDT_OK;
-    return no_memory(0, asked_bytes, need_bytes, err);
+    return segment_no_memory(0, asked_bytes, need_bytes, err);
 }
 
 /* One span that several threads populate: each takes the next piece until none is left. */
 struct job {
-    struct rdti_segment *segment;
+    struct rdti_arena_segment *segment;
     struct granules in;
     uint64_t asked_bytes;
     _Atomic uint64_t next; /* granule; relaxed: it only distributes the work */
@@ -282,29 +284,30 @@ struct worker {
 };
 
 static rdt_status
-populate_piece(struct job *job, struct granules piece, struct rdt_error *err)
+segment_populate_piece(struct job *job, struct granules piece, struct rdt_error *err)
 {
-    struct rdti_segment *segment = job->segment;
+    struct rdti_arena_segment *segment = job->segment;
 
-    for (struct granules run = next_run(segment, piece, false); run.from < run.to;
-         run = next_run(segment, (struct granules){run.to, piece.to}, false)) {
-        const uint64_t off = granule_off(segment, run.from);
-        const uint64_t len_bytes = granule_off(segment, run.to) - off;
+    for (struct granules run = segment_next_run(segment, piece, false); run.from < run.to;
+         run = segment_next_run(segment, (struct granules){run.to, piece.to}, false)) {
+        const uint64_t off = segment_granule_off(segment, run.from);
+        const uint64_t len_bytes = segment_granule_off(segment, run.to) - off;
         const rdt_status status = rdti_segment_check_memory(
-            job->asked_bytes, bytes_missing(segment, (struct granules){run.from, job->in.to}), err);
+            job->asked_bytes,
+            segment_bytes_missing(segment, (struct granules){run.from, job->in.to}), err);
 
         if (status != RDT_OK)
             return status;
         const int sys_errno = rdti_memfd_populate(segment->fd, off, segment->addr + off, len_bytes);
 
         if (sys_errno != 0)
-            return no_memory(sys_errno, job->asked_bytes, len_bytes, err);
+            return segment_no_memory(sys_errno, job->asked_bytes, len_bytes, err);
     }
     return RDT_OK;
 }
 
 static void *
-populate_pieces(void *arg)
+segment_populate_pieces(void *arg)
 {
     struct worker *worker = arg;
     struct job *job = worker->job;
@@ -317,7 +320,7 @@ populate_pieces(void *arg)
             break;
         const uint64_t to = job->in.to - from < PIECE_GRANULES ? job->in.to : from + PIECE_GRANULES;
 
-        worker->status = populate_piece(job, (struct granules){from, to}, &worker->err);
+        worker->status = segment_populate_piece(job, (struct granules){from, to}, &worker->err);
         if (worker->status != RDT_OK)
             atomic_store_explicit(&job->is_over, true, memory_order_relaxed);
     }
@@ -326,7 +329,7 @@ populate_pieces(void *arg)
 
 /* Number of threads worth starting in addition to the caller's. */
 static uint32_t
-helper_count(uint64_t missing_bytes)
+segment_helper_count(uint64_t missing_bytes)
 {
     const uint64_t pairs = missing_bytes / (UINT64_C(2) * PIECE_GRANULES * RDTI_GRANULE_BYTES);
 
@@ -343,7 +346,7 @@ helper_count(uint64_t missing_bytes)
 
 /* Starts them with all signals blocked, so that the program's own threads handle signals. */
 static uint32_t
-start_helpers(struct worker *workers, uint32_t count)
+segment_start_helpers(struct worker *workers, uint32_t count)
 {
     sigset_t all;
     sigset_t old;
@@ -352,8 +355,8 @@ start_helpers(struct worker *workers, uint32_t count)
     (void)sigfillset(&all);
     if (count == 0 || pthread_sigmask(SIG_SETMASK, &all, &old) != 0)
         return 0;
-    while (started < count &&
-           pthread_create(&workers[started].thread, NULL, populate_pieces, &workers[started]) == 0)
+    while (started < count && pthread_create(&workers[started].thread, NULL,
+                                             segment_populate_pieces, &workers[started]) == 0)
         started++;
     if (started < count) /* the existing threads do the work */
         rdti_log(RDT_LOG_DEBUG, "arena: %u of %u threads to populate with", started, count);
@@ -362,20 +365,20 @@ start_helpers(struct worker *workers, uint32_t count)
 }
 
 static rdt_status
-populate_missing(struct job *job, uint64_t missing_bytes, struct rdt_error *err)
+segment_populate_missing(struct job *job, uint64_t missing_bytes, struct rdt_error *err)
 {
     struct worker workers[THREADS_MAX];
-    const uint32_t helpers = helper_count(missing_bytes);
+    const uint32_t helpers = segment_helper_count(missing_bytes);
     rdt_status status = RDT_OK;
 
     for (uint32_t i = 0; i <= helpers; i++) {
         workers[i].job = job;
         workers[i].status = RDT_OK;
     }
-    const uint32_t started = start_helpers(workers, helpers);
+    const uint32_t started = segment_start_helpers(workers, helpers);
     struct worker *own = &workers[helpers];
 
-    (void)populate_pieces(own);
+    (void)segment_populate_pieces(own);
     if (own->status != RDT_OK)
         status = rdti_error_copy(err, &own->err);
     for (uint32_t i = 0; i < started; i++) {
@@ -388,7 +391,7 @@ populate_missing(struct job *job, uint64_t missing_bytes, struct rdt_error *err)
 
 /* Gives back the pages at [off, off + len_bytes); false, with a log line, if the kernel refuses. */
 static bool
-punch_hole(const struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_bytes)
+segment_punch_hole(const struct rdti_arena_segment *segment, uint64_t off_bytes, uint64_t len_bytes)
 {
     while (fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)off_bytes,
                      (off_t)len_bytes) != 0) {
@@ -403,31 +406,32 @@ punch_hole(const struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_
 
 /* Pages that a failed call populated have no flag yet. */
 void
-rdti_segment_unpopulate(struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_bytes)
+rdti_segment_unpopulate(struct rdti_arena_segment *segment, uint64_t off_bytes, uint64_t len_bytes)
 {
-    const struct granules in = granules_inside(segment, off_bytes, len_bytes);
+    const struct granules in = segment_granules_inside(segment, off_bytes, len_bytes);
 
-    for (struct granules run = next_run(segment, in, false); run.from < run.to;
-         run = next_run(segment, (struct granules){run.to, in.to}, false))
-        (void)punch_hole(segment, granule_off(segment, run.from),
-                         granule_off(segment, run.to) - granule_off(segment, run.from));
+    for (struct granules run = segment_next_run(segment, in, false); run.from < run.to;
+         run = segment_next_run(segment, (struct granules){run.to, in.to}, false))
+        (void)segment_punch_hole(segment, segment_granule_off(segment, run.from),
+                                 segment_granule_off(segment, run.to) -
+                                     segment_granule_off(segment, run.from));
 }
 
 bool
-rdti_segment_is_populated(const struct rdti_segment *segment, uint64_t off_bytes,
+rdti_segment_is_populated(const struct rdti_arena_segment *segment, uint64_t off_bytes,
                           uint64_t len_bytes)
 {
-    return bytes_missing(segment, granules_of(off_bytes, len_bytes)) == 0;
+    return segment_bytes_missing(segment, segment_granules_of(off_bytes, len_bytes)) == 0;
 }
 
 rdt_status
-rdti_segment_populate(struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_bytes,
+rdti_segment_populate(struct rdti_arena_segment *segment, uint64_t off_bytes, uint64_t len_bytes,
                       struct rdti_populated *out, struct rdt_error *err)
 {
     struct job job = {.segment = segment,
-                      .in = granules_of(off_bytes, len_bytes),
+                      .in = segment_granules_of(off_bytes, len_bytes),
                       .asked_bytes = len_bytes};
-    const uint64_t missing_bytes = bytes_missing(segment, job.in);
+    const uint64_t missing_bytes = segment_bytes_missing(segment, job.in);
     struct rdti_populated done = {0};
 
     if (missing_bytes == 0) {
@@ -444,11 +448,12 @@ rdti_segment_populate(struct rdti_segment *segment, uint64_t off_bytes, uint64_t
         return status;
     atomic_init(&job.next, job.in.from);
     atomic_init(&job.is_over, false);
-    status = populate_missing(&job, missing_bytes, err);
+    status = segment_populate_missing(&job, missing_bytes, err);
     if (status != RDT_OK)
         return status;
     for (uint64_t g = job.in.from; g < job.in.to; g++) {
-        const uint64_t bytes = granule_off(segment, g + 1) - granule_off(segment, g);
+        const uint64_t bytes =
+            segment_granule_off(segment, g + 1) - segment_granule_off(segment, g);
         const uint8_t old = atomic_fetch_or_explicit(&segment->flags[g], RDTI_GRANULE_POPULATED,
                                                      memory_order_relaxed);
 
@@ -466,17 +471,20 @@ rdti_segment_populate(struct rdti_segment *segment, uint64_t off_bytes, uint64_t
 /* ---- Use ------------------------------------------------------------------------------------ */
 
 void
-rdti_segment_use(struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_bytes, bool is_zero)
+rdti_segment_use(struct rdti_arena_segment *segment, uint64_t off_bytes, uint64_t len_bytes,
+                 bool is_zero)
 {
-    const struct granules in = granules_of(off_bytes, len_bytes);
+    const struct granules in = segment_granules_of(off_bytes, len_bytes);
     const uint64_t end = off_bytes + len_bytes;
 
     for (uint64_t g = in.from; g < in.to; g++) {
         const uint8_t old =
             atomic_fetch_or_explicit(&segment->flags[g], RDTI_GRANULE_USED, memory_order_relaxed);
-        const uint64_t from =
-            granule_off(segment, g) > off_bytes ? granule_off(segment, g) : off_bytes;
-        const uint64_t to = granule_off(segment, g + 1) < end ? granule_off(segment, g + 1) : end;
+        const uint64_t from = segment_granule_off(segment, g) > off_bytes
+                                  ? segment_granule_off(segment, g)
+                                  : off_bytes;
+        const uint64_t to =
+            segment_granule_off(segment, g + 1) < end ? segment_granule_off(segment, g + 1) : end;
 
         if (is_zero && (old & RDTI_GRANULE_USED) != 0)
             memset(segment->addr + from, 0, to - from);
@@ -484,26 +492,27 @@ rdti_segment_use(struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_
 }
 
 uint64_t
-rdti_segment_punch(struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_bytes,
+rdti_segment_punch(struct rdti_arena_segment *segment, uint64_t off_bytes, uint64_t len_bytes,
                    uint64_t want_bytes)
 {
-    const struct granules in = granules_inside(segment, off_bytes, len_bytes);
+    const struct granules in = segment_granules_inside(segment, off_bytes, len_bytes);
     uint64_t given_bytes = 0;
     uint64_t from = in.to;
 
     while (from > in.from && given_bytes < want_bytes) {
         from--;
-        if ((flags_of(segment, from) & RDTI_GRANULE_POPULATED) != 0)
-            given_bytes += granule_off(segment, from + 1) - granule_off(segment, from);
+        if ((segment_flags_of(segment, from) & RDTI_GRANULE_POPULATED) != 0)
+            given_bytes +=
+                segment_granule_off(segment, from + 1) - segment_granule_off(segment, from);
     }
     if (given_bytes == 0)
         return 0;
-    const uint64_t off = granule_off(segment, from);
+    const uint64_t off = segment_granule_off(segment, from);
 
-    if (!punch_hole(segment, off, granule_off(segment, in.to) - off))
+    if (!segment_punch_hole(segment, off, segment_granule_off(segment, in.to) - off))
         return 0;
     for (uint64_t g = from; g < in.to; g++) {
-        if ((flags_of(segment, g) & RDTI_GRANULE_POPULATED) != 0)
+        if ((segment_flags_of(segment, g) & RDTI_GRANULE_POPULATED) != 0)
             atomic_store_explicit(&segment->flags[g], RDTI_GRANULE_PUNCHED, memory_order_relaxed);
     }
     return given_bytes;

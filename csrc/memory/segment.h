@@ -27,7 +27,7 @@
 
 enum { RDTI_GRANULE_POPULATED = 1, RDTI_GRANULE_USED = 2, RDTI_GRANULE_PUNCHED = 4 };
 
-struct rdti_segment {
+struct rdti_arena_segment {
     uint8_t *addr; /* a multiple of RDTI_GRANULE_BYTES */
     uint64_t len_bytes;
     int fd;
@@ -38,9 +38,9 @@ struct rdti_segment {
 };
 
 /* len_bytes: a multiple of the page size. RDT_ENOMEM, RDT_EDEVICE. */
-rdt_status rdti_segment_create(uint64_t len_bytes, struct rdti_segment **out,
+rdt_status rdti_segment_create(uint64_t len_bytes, struct rdti_arena_segment **out,
                                struct rdt_error *err);
-void rdti_segment_destroy(struct rdti_segment *segment); /* unmaps; NULL is legal */
+void rdti_segment_destroy(struct rdti_arena_segment *segment); /* unmaps; NULL is legal */
 
 /* Bytes of the granules of [off, off + len_bytes) that a call populated. */
 struct rdti_populated {
@@ -53,12 +53,13 @@ struct rdti_populated {
  * free memory before and meanwhile, and keeps a reserve free.
  *   RDT_ENOMEM  the message names the smallest bound; some pages may be populated, see below
  */
-rdt_status rdti_segment_populate(struct rdti_segment *segment, uint64_t off_bytes,
+rdt_status rdti_segment_populate(struct rdti_arena_segment *segment, uint64_t off_bytes,
                                  uint64_t len_bytes, struct rdti_populated *out,
                                  struct rdt_error *err);
 /* Give back the pages that a failed call populated for this taken span only. */
-void rdti_segment_unpopulate(struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_bytes);
-bool rdti_segment_is_populated(const struct rdti_segment *segment, uint64_t off_bytes,
+void rdti_segment_unpopulate(struct rdti_arena_segment *segment, uint64_t off_bytes,
+                             uint64_t len_bytes);
+bool rdti_segment_is_populated(const struct rdti_arena_segment *segment, uint64_t off_bytes,
                                uint64_t len_bytes);
 /* Checks that `need_bytes` more can be populated, for a request of `asked_bytes`. RDT_ENOMEM as
  * above. */
@@ -66,14 +67,14 @@ rdt_status rdti_segment_check_memory(uint64_t asked_bytes, uint64_t need_bytes,
                                      struct rdt_error *err);
 
 /* Mark a taken span's granules USED; `is_zero`: and set its bytes to zero where they may not be. */
-void rdti_segment_use(struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_bytes,
+void rdti_segment_use(struct rdti_arena_segment *segment, uint64_t off_bytes, uint64_t len_bytes,
                       bool is_zero);
 
 /*
  * Give back pages of granules wholly inside a taken span, from its end, until at least `want_bytes`
  * or all of them are given back. Returns the bytes given back.
  */
-uint64_t rdti_segment_punch(struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_bytes,
-                            uint64_t want_bytes);
+uint64_t rdti_segment_punch(struct rdti_arena_segment *segment, uint64_t off_bytes,
+                            uint64_t len_bytes, uint64_t want_bytes);
 
 #endif

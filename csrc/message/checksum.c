@@ -29,7 +29,7 @@ rdti_sums_make(const void *src, uint64_t len_bytes)
 }
 
 static uint32_t
-extend(uint32_t digest, uint32_t sum)
+checksum_extend(uint32_t digest, uint32_t sum)
 {
     uint8_t pair[8];
 
@@ -52,7 +52,7 @@ rdti_sums_digest(const void *data, uint64_t len_bytes, const uint32_t *sums)
         if (sums == NULL)
             rdti_crc32c_chunks((const uint8_t *)data + done, len, own);
         for (size_t i = 0; i < rdti_sum_count(len); i++)
-            digest = extend(digest, some[i]);
+            digest = checksum_extend(digest, some[i]);
     }
     return digest;
 }
@@ -61,8 +61,8 @@ rdti_sums_digest(const void *data, uint64_t len_bytes, const uint32_t *sums)
 
 /* False: the bytes of *chunk_out differ from those that were summed. */
 static bool
-is_same(rdt_context *ctx, const void *at, uint64_t len_bytes, const uint32_t *sums,
-        uint64_t *chunk_out)
+checksum_is_same(rdt_context *ctx, const void *at, uint64_t len_bytes, const uint32_t *sums,
+                 uint64_t *chunk_out)
 {
     uint32_t own[64];
     const uint8_t *p = at;
@@ -86,8 +86,8 @@ is_same(rdt_context *ctx, const void *at, uint64_t len_bytes, const uint32_t *su
 }
 
 static rdt_status
-corrupt(rdt_endpoint *ep, const struct rdti_sums_subject *subject, uint64_t from, uint64_t to,
-        struct rdt_error *err)
+checksum_corrupt(rdt_endpoint *ep, const struct rdti_sums_subject *subject, uint64_t from,
+                 uint64_t to, struct rdt_error *err)
 {
     rdt_context *ctx = rdti_endpoint_context(ep);
     const uint32_t transport = rdt_endpoint_transport(ep);
@@ -108,15 +108,15 @@ rdti_sums_compare(rdt_endpoint *ep, const void *at, uint64_t len_bytes, const ui
 {
     uint64_t chunk = 0;
 
-    if (is_same(rdti_endpoint_context(ep), at, len_bytes, sums, &chunk))
+    if (checksum_is_same(rdti_endpoint_context(ep), at, len_bytes, sums, &chunk))
         return RDT_OK;
     const uint64_t from = chunk * RDT_SUM_CHUNK_BYTES;
     const uint64_t to = from + RDT_SUM_CHUNK_BYTES;
-    return corrupt(ep, subject, from, to < len_bytes ? to : len_bytes, err);
+    return checksum_corrupt(ep, subject, from, to < len_bytes ? to : len_bytes, err);
 }
 
 static void
-name_message(const struct rdti_request *request, struct rdti_sums_subject *out)
+checksum_name_message(const struct rdti_request *request, struct rdti_sums_subject *out)
 {
     (void)snprintf(out->text, sizeof(out->text),
                    "the message with tag %" PRIu64 " in group '%.120s'", request->tag,
@@ -127,8 +127,9 @@ name_message(const struct rdti_request *request, struct rdti_sums_subject *out)
 
 /* One WRITTEN for each RDTI_SUMS_MAX chunks; the last has the notification. */
 static void
-tell_range(struct rdti_mailbox *m, const struct rdt_remote_region *region, uint64_t off_bytes,
-           uint64_t len_bytes, const uint32_t *sums, uint32_t notification)
+checksum_tell_range(struct rdti_mailbox *m, const struct rdt_remote_region *region,
+                    uint64_t off_bytes, uint64_t len_bytes, const uint32_t *sums,
+                    uint32_t notification)
 {
     uint64_t done = 0;
 
@@ -174,8 +175,8 @@ struct written {
 };
 
 static rdt_status
-sum_blocks(const struct rdti_op *op, const struct rdt_block *born, struct written *out,
-           struct rdt_error *err)
+checksum_sum_blocks(const struct rdti_op *op, const struct rdt_block *born, struct written *out,
+                    struct rdt_error *err)
 {
     uint64_t count = born != NULL ? rdti_sum_count(born->len_bytes) : 0;
 
@@ -209,7 +210,7 @@ rdti_sums_post(rdt_endpoint *ep, struct rdt_transfer *t, const struct rdt_block 
     const struct rdt_remote_region remote = t->op.remote;
     const uint32_t notification = t->op.notify;
     struct written written = {0};
-    rdt_status status = sum_blocks(&t->op, born, &written, err);
+    rdt_status status = checksum_sum_blocks(&t->op, born, &written, err);
 
     if (status != RDT_OK)
         return status;
@@ -227,12 +228,12 @@ rdti_sums_post(rdt_endpoint *ep, struct rdt_transfer *t, const struct rdt_block 
     for (uint32_t i = 0; i < written.range_count; i++) {
         const struct range *range = &written.ranges[i];
         const bool is_last = i + 1 == written.range_count;
-        tell_range(m, &remote, range->off_bytes, range->len_bytes, sums,
-                   is_last ? notification : RDTI_NOTIFY_NONE);
+        checksum_tell_range(m, &remote, range->off_bytes, range->len_bytes, sums,
+                            is_last ? notification : RDTI_NOTIFY_NONE);
         sums += rdti_sum_count(range->len_bytes);
     }
     if (written.range_count == 0 && notification != RDTI_NOTIFY_NONE)
-        tell_range(m, &remote, 0, 0, NULL, notification);
+        checksum_tell_range(m, &remote, 0, 0, NULL, notification);
     rdti_sums_push(m);
     rdti_engine_leave(m->ctx->engine);
     free(written.ranges);
@@ -242,7 +243,7 @@ rdti_sums_post(rdt_endpoint *ep, struct rdt_transfer *t, const struct rdt_block 
 /* ---- Writes: the receiver ---------------------------------------------------------------- */
 
 static struct rdti_request *
-find_granted(const struct rdti_mailbox *m, const struct rdti_sums *sums)
+checksum_find_granted(const struct rdti_mailbox *m, const struct rdti_sums *sums)
 {
     for (struct rdti_list *node = m->granted.next; node != &m->granted; node = node->next) {
         struct rdti_request *receive = RDTI_CONTAINER(node, struct rdti_request, link);
@@ -255,8 +256,8 @@ find_granted(const struct rdti_mailbox *m, const struct rdti_sums *sums)
 }
 
 static void
-name_region(const struct rdti_mailbox *m, const struct rdti_sums *sums,
-            const struct rdti_request *granted, struct rdti_sums_subject *out)
+checksum_name_region(const struct rdti_mailbox *m, const struct rdti_sums *sums,
+                     const struct rdti_request *granted, struct rdti_sums_subject *out)
 {
     uint64_t off_bytes = sums->off_bytes;
     const char *slot = rdti_endpoint_name_at(m->ep, sums->index, &off_bytes);
@@ -265,7 +266,7 @@ name_region(const struct rdti_mailbox *m, const struct rdti_sums *sums,
     if (slot != NULL)
         (void)snprintf(out->text, sizeof(out->text), "slot '%s'", slot);
     else if (granted != NULL)
-        name_message(granted, out);
+        checksum_name_message(granted, out);
     else
         (void)snprintf(out->text, sizeof(out->text), "region %u, written by a write", sums->index);
 }
@@ -293,8 +294,8 @@ rdti_sums_on_written(struct rdti_mailbox *m, const uint8_t *body, uint64_t body_
         return rdti_error_set_rank(err, RDT_EPROTO, rank,
                                    "rank %d summed bytes outside of our memory: %s", (int)rank,
                                    why.message);
-    struct rdti_request *granted = find_granted(m, &sums);
-    name_region(m, &sums, granted, &subject);
+    struct rdti_request *granted = checksum_find_granted(m, &sums);
+    checksum_name_region(m, &sums, granted, &subject);
     status = rdti_sums_compare(m->ep, target.addr, sums.len_bytes, sums.sums, &subject, err);
     rdti_regions_release(m->ctx->regions, &target);
     if (granted != NULL)
@@ -352,7 +353,7 @@ void
 rdti_sums_tell_granted(struct rdti_mailbox *m, const struct rdt_remote_region *region,
                        uint64_t region_off, uint64_t len_bytes, const uint32_t *sums)
 {
-    tell_range(m, region, region_off, len_bytes, sums, RDTI_NOTIFY_NONE);
+    checksum_tell_range(m, region, region_off, len_bytes, sums, RDTI_NOTIFY_NONE);
 }
 
 /* They come one after the other, and their RTS is next. */
@@ -404,7 +405,7 @@ rdti_sums_check_receive(struct rdti_request *receive, struct rdt_error *err)
 
     if (receive->sums == NULL || to <= from)
         return RDT_OK;
-    name_message(receive, &subject);
+    checksum_name_message(receive, &subject);
     receive->checked_bytes = to;
     return rdti_sums_compare(receive->mailbox->ep, (const uint8_t *)receive->buf + from, to - from,
                              receive->sums + from / RDT_SUM_CHUNK_BYTES, &subject, err);
@@ -412,8 +413,8 @@ rdti_sums_check_receive(struct rdti_request *receive, struct rdt_error *err)
 
 /* Checks a payload that lies in its place, all of it. */
 static rdt_status
-check_whole(struct rdti_request *receive, uint32_t source, uint64_t len_bytes, bool is_same,
-            struct rdt_error *err)
+checksum_check_whole(struct rdti_request *receive, uint32_t source, uint64_t len_bytes,
+                     bool is_same, struct rdt_error *err)
 {
     rdt_context *ctx = receive->scope->ctx;
     const int32_t rank = rdti_scope_global_rank(receive->scope, source);
@@ -422,10 +423,10 @@ check_whole(struct rdti_request *receive, uint32_t source, uint64_t len_bytes, b
     rdti_count(&ctx->counters.verified_bytes, len_bytes);
     if (is_same)
         return RDT_OK;
-    name_message(receive, &subject);
+    checksum_name_message(receive, &subject);
     rdt_endpoint *ep = receive->scope->members[source].ep;
     if (ep != NULL)
-        return corrupt(ep, &subject, 0, len_bytes, err);
+        return checksum_corrupt(ep, &subject, 0, len_bytes, err);
     rdti_count(&ctx->counters.mismatches, 1); /* it came over a path that is gone */
     return rdti_error_set_rank(err, RDT_ECORRUPT, rank, "%s of rank %d was changed on its way",
                                subject.text, (int)rank);
@@ -435,14 +436,15 @@ rdt_status
 rdti_sums_check_eager(struct rdti_request *receive, const struct rdti_message *head,
                       struct rdt_error *err)
 {
-    return check_whole(receive, head->source, head->len_bytes,
-                       rdti_crc32c(receive->buf, head->len_bytes) == head->id, err);
+    return checksum_check_whole(receive, head->source, head->len_bytes,
+                                rdti_crc32c(receive->buf, head->len_bytes) == head->id, err);
 }
 
 rdt_status
 rdti_sums_check_landed(struct rdti_request *receive, const struct rdti_message *head,
                        struct rdt_error *err)
 {
-    return check_whole(receive, receive->peer, head->len_bytes,
-                       rdti_sums_digest(receive->buf, head->len_bytes, NULL) == head->tag, err);
+    return checksum_check_whole(receive, receive->peer, head->len_bytes,
+                                rdti_sums_digest(receive->buf, head->len_bytes, NULL) == head->tag,
+                                err);
 }

@@ -24,7 +24,7 @@ struct asked {
 };
 
 static void
-end_asked(struct asked *asked, rdt_status status, const struct rdt_error *err)
+checksum_read_end_asked(struct asked *asked, rdt_status status, const struct rdt_error *err)
 {
     rdti_list_remove(&asked->link);
     if (status == RDT_OK)
@@ -34,7 +34,7 @@ end_asked(struct asked *asked, rdt_status status, const struct rdt_error *err)
 }
 
 static uint64_t
-next_piece(const struct asked *asked)
+checksum_read_next_piece(const struct asked *asked)
 {
     const uint64_t left = asked->len_bytes - asked->done_bytes;
 
@@ -42,11 +42,11 @@ next_piece(const struct asked *asked)
 }
 
 static void
-ask(struct asked *asked)
+checksum_read_ask(struct asked *asked)
 {
     const struct rdti_message head = {.kind = RDTI_MESSAGE_SUMS_GET, .id = asked->id};
     const struct rdti_sums_get get = {.off_bytes = asked->off_bytes + asked->done_bytes,
-                                      .len_bytes = next_piece(asked),
+                                      .len_bytes = checksum_read_next_piece(asked),
                                       .index = asked->remote.index,
                                       .generation = asked->remote.generation};
     uint8_t bytes[RDTI_SUMS_GET_BYTES];
@@ -58,7 +58,7 @@ ask(struct asked *asked)
 }
 
 static void
-on_bytes_read(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
+checksum_read_on_bytes_read(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
 {
     struct rdt_transfer *t = RDTI_CONTAINER(op, struct rdt_transfer, op);
     struct asked *asked = t->owner;
@@ -70,10 +70,10 @@ on_bytes_read(struct rdti_op *op, rdt_status status, const struct rdt_error *err
     if (status == RDT_OK && m->has_ended)
         status = rdti_endpoint_error(m->ep, &why);
     if (status != RDT_OK || asked->len_bytes == 0) {
-        end_asked(asked, status, err != NULL ? err : &why);
+        checksum_read_end_asked(asked, status, err != NULL ? err : &why);
     } else {
         rdti_list_append(&m->asked, &asked->link);
-        ask(asked);
+        checksum_read_ask(asked);
     }
     rdti_transfer_op_complete(op, RDT_OK, NULL); /* no handle of it is left */
     rdti_engine_leave(engine);
@@ -101,7 +101,7 @@ rdti_sums_read(rdt_endpoint *ep, struct rdt_transfer **t, struct rdt_error *err)
     asked->dst = inner->op.block.src;
     asked->off_bytes = inner->op.block.dst_off;
     asked->len_bytes = inner->op.len_bytes;
-    inner->op.complete = on_bytes_read;
+    inner->op.complete = checksum_read_on_bytes_read;
     inner->owner = asked;
     rdti_engine_enter(m->ctx->engine);
     asked->id = m->next_asked++;
@@ -158,7 +158,7 @@ rdti_sums_on_get(struct rdti_mailbox *m, const struct rdti_message *head, const 
 }
 
 static struct asked *
-find_asked(const struct rdti_mailbox *m, uint64_t id)
+checksum_read_find_asked(const struct rdti_mailbox *m, uint64_t id)
 {
     for (struct rdti_list *node = m->asked.next; node != &m->asked; node = node->next) {
         struct asked *asked = RDTI_CONTAINER(node, struct asked, link);
@@ -173,7 +173,7 @@ rdti_sums_on_read(struct rdti_mailbox *m, const struct rdti_message *head, const
                   uint64_t body_bytes, struct rdt_error *err)
 {
     const int32_t rank = rdti_endpoint_rank(m->ep);
-    struct asked *asked = find_asked(m, head->id);
+    struct asked *asked = checksum_read_find_asked(m, head->id);
     struct rdti_sums_subject subject = {.off_bytes = 0};
     struct rdti_sums sums;
     struct rdt_error why = {.peer_rank = rank};
@@ -182,7 +182,7 @@ rdti_sums_on_read(struct rdti_mailbox *m, const struct rdti_message *head, const
     if (status != RDT_OK)
         return status;
     if (asked == NULL ||
-        (sums.len_bytes != 0 && (sums.len_bytes != next_piece(asked) ||
+        (sums.len_bytes != 0 && (sums.len_bytes != checksum_read_next_piece(asked) ||
                                  sums.off_bytes != asked->off_bytes + asked->done_bytes)))
         return rdti_error_set_rank(err, RDT_EPROTO, rank,
                                    "rank %d gave sums that were not requested", (int)rank);
@@ -191,7 +191,7 @@ rdti_sums_on_read(struct rdti_mailbox *m, const struct rdti_message *head, const
                                   "rank %d freed the region before what was read of it could be "
                                   "compared",
                                   (int)rank);
-        end_asked(asked, RDT_ESTALE, &why);
+        checksum_read_end_asked(asked, RDT_ESTALE, &why);
         return RDT_OK;
     }
     (void)snprintf(subject.text, sizeof(subject.text),
@@ -202,13 +202,13 @@ rdti_sums_on_read(struct rdti_mailbox *m, const struct rdti_message *head, const
                                &subject, &why);
     asked->done_bytes += sums.len_bytes;
     if (status != RDT_OK) {
-        end_asked(asked, status, &why);
+        checksum_read_end_asked(asked, status, &why);
         return rdti_error_copy(err, &why);
     }
     if (asked->done_bytes < asked->len_bytes)
-        ask(asked);
+        checksum_read_ask(asked);
     else
-        end_asked(asked, RDT_OK, NULL);
+        checksum_read_end_asked(asked, RDT_OK, NULL);
     return RDT_OK;
 }
 
@@ -217,7 +217,7 @@ rdti_sums_on_ended(struct rdti_mailbox *m, const struct rdt_error *err)
 {
     while (!rdti_list_is_empty(&m->asked)) {
         struct asked *asked = RDTI_CONTAINER(m->asked.next, struct asked, link);
-        end_asked(asked, (rdt_status)err->status, err);
+        checksum_read_end_asked(asked, (rdt_status)err->status, err);
     }
     free(m->offered_sums);
     m->offered_sums = NULL;

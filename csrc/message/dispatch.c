@@ -12,7 +12,7 @@
 #include "wire/endpoint/sums.h"
 
 static rdt_status
-broken(const struct rdti_mailbox *m, struct rdt_error *err, const char *how)
+dispatch_broken(const struct rdti_mailbox *m, struct rdt_error *err, const char *how)
 {
     const int32_t rank = rdti_endpoint_rank(m->ep);
 
@@ -20,26 +20,26 @@ broken(const struct rdti_mailbox *m, struct rdt_error *err, const char *how)
 }
 
 static rdt_status
-take_credit(struct rdti_mailbox *m, const struct rdti_message *head, struct rdt_error *err)
+dispatch_take_credit(struct rdti_mailbox *m, const struct rdti_message *head, struct rdt_error *err)
 {
     if (head->consumed - m->tx_consumed > m->tx_sent - m->tx_consumed)
-        return broken(m, err, "says that it took more out of its ring than was put there");
+        return dispatch_broken(m, err, "says that it took more out of its ring than was put there");
     if (head->delivered - m->eager_delivered > m->eager_sent - m->eager_delivered)
-        return broken(m, err, "says that it received more than was sent");
+        return dispatch_broken(m, err, "says that it received more than was sent");
     m->tx_consumed = head->consumed;
     m->eager_delivered = head->delivered;
     return RDT_OK;
 }
 
 static rdt_status
-on_grow(struct rdti_mailbox *m, struct rdt_error *err)
+dispatch_on_grow(struct rdti_mailbox *m, struct rdt_error *err)
 {
     struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
     struct rdt_remote_region remote;
     uint8_t body[RDT_REMOTE_REGION_BYTES];
 
     if (m->large != NULL)
-        return broken(m, err, "asks for a second large ring");
+        return dispatch_broken(m, err, "asks for a second large ring");
     rdt_status status =
         rdti_regions_alloc(m->ctx->regions, RDTI_RING_LARGE_BYTES, 0, &m->large, &why);
     if (status == RDT_OK)
@@ -57,42 +57,42 @@ on_grow(struct rdti_mailbox *m, struct rdt_error *err)
 }
 
 static rdt_status
-on_ring(struct rdti_mailbox *m, const uint8_t *body, struct rdt_error *err)
+dispatch_on_ring(struct rdti_mailbox *m, const uint8_t *body, struct rdt_error *err)
 {
     struct rdt_remote_region remote;
     const rdt_status status = rdt_remote_region_decode(body, RDT_REMOTE_REGION_BYTES, &remote, err);
 
     if (status != RDT_OK)
-        return broken(m, err, "offers a ring in bytes that are none");
+        return dispatch_broken(m, err, "offers a ring in bytes that are none");
     if (!m->has_asked_growth || m->has_next_ring || m->tx_units != RDTI_RING_SMALL_UNITS)
-        return broken(m, err, "offers a larger ring that was not requested");
+        return dispatch_broken(m, err, "offers a larger ring that was not requested");
     if (memcmp(remote.owner, rdti_endpoint_uuid(m->ep), RDT_UUID_BYTES) != 0 ||
         remote.len_bytes < RDTI_RING_LARGE_BYTES)
-        return broken(m, err, "offers a larger ring that is not its own or too small");
+        return dispatch_broken(m, err, "offers a larger ring that is not its own or too small");
     m->next_ring = remote;
     m->has_next_ring = true;
     return RDT_OK;
 }
 
 static rdt_status
-on_switch(struct rdti_mailbox *m, struct rdt_error *err)
+dispatch_on_switch(struct rdti_mailbox *m, struct rdt_error *err)
 {
     if (m->large == NULL || m->is_large)
-        return broken(m, err, "switches to a ring that it was not given");
+        return dispatch_broken(m, err, "switches to a ring that it was not given");
     m->is_large = true; /* take_message() moves there once this message is counted */
     return RDT_OK;
 }
 
 /* True where a receiver may fetch a message by itself. */
 static bool
-is_summed_before(const struct rdti_mailbox *m)
+dispatch_is_summed_before(const struct rdti_mailbox *m)
 {
     return rdti_context_verifies(m->ctx) && rdti_endpoint_caps(m->ep).is_same_host;
 }
 
 static rdt_status
-on_rts(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *body,
-       struct rdt_error *err)
+dispatch_on_rts(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *body,
+                struct rdt_error *err)
 {
     struct rdti_rts rts;
     rdt_status status = rdti_rts_decode(body, RDTI_RTS_BYTES, &rts, err);
@@ -102,13 +102,13 @@ on_rts(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *b
     if (rts.has_region &&
         (memcmp(rts.region.owner, rdti_endpoint_uuid(m->ep), RDT_UUID_BYTES) != 0 ||
          !rdti_range_ok(rts.region_off, head->len_bytes, rts.region.len_bytes)))
-        return broken(m, err, "offers a message outside of its own memory");
+        return dispatch_broken(m, err, "offers a message outside of its own memory");
     if (m->offer_count >= RDTI_OFFERS_MAX)
-        return broken(m, err, "sent more messages than can wait for a receive");
-    if (is_summed_before(m) && head->len_bytes > 0 &&
+        return dispatch_broken(m, err, "sent more messages than can wait for a receive");
+    if (dispatch_is_summed_before(m) && head->len_bytes > 0 &&
         (m->offered_sums == NULL || m->offered_id != head->id ||
          m->offered_bytes != head->len_bytes))
-        return broken(m, err, "offers a message without its sums");
+        return dispatch_broken(m, err, "offers a message without its sums");
     status = m->mailboxes->sink->on_arrival(m, head, NULL, &rts, err);
     free(m->offered_sums); /* unless they were taken */
     m->offered_sums = NULL;
@@ -116,22 +116,22 @@ on_rts(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *b
 }
 
 static rdt_status
-on_eager(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *body,
-         struct rdt_error *err)
+dispatch_on_eager(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *body,
+                  struct rdt_error *err)
 {
     const bool is_inlined = head->len_bytes <= RDTI_MESSAGE_INLINE_BYTES;
 
     const uint64_t footprint = rdti_message_footprint(head->len_bytes);
 
     if ((uint64_t)(m->eager_received - m->delivered) + footprint > RDTI_UNEXPECTED_MAX_BYTES)
-        return broken(m, err, "sent more bytes that are not received than it may");
+        return dispatch_broken(m, err, "sent more bytes that are not received than it may");
     m->eager_received += (uint32_t)footprint;
     return m->mailboxes->sink->on_arrival(m, head, is_inlined ? head->inlined : body, NULL, err);
 }
 
 static rdt_status
-on_nack(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *body,
-        struct rdt_error *err)
+dispatch_on_nack(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *body,
+                 struct rdt_error *err)
 {
     const int32_t peer_rank = rdti_endpoint_rank(m->ep);
     const int64_t sent = (int64_t)head->len_bytes;
@@ -143,7 +143,7 @@ on_nack(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *
     if (decoded != RDT_OK)
         return decoded;
     if (sent >= RDT_OK || sent < RDT_ECORRUPT || rank < RDT_RANK_UNKNOWN || rank > INT32_MAX)
-        return broken(m, err, "refuses a message with a status or a rank that is none");
+        return dispatch_broken(m, err, "refuses a message with a status or a rank that is none");
     /* Cancelled or closed there does not mean cancelled or closed here. */
     const bool is_theirs = sent == RDT_ECANCELED || sent == RDT_ECLOSED;
     const rdt_status status = is_theirs ? RDT_EPEER : (rdt_status)sent;
@@ -161,7 +161,7 @@ on_nack(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *
 
 /* The same for messages of sums; 0 for others. Any count: the ring bounds it, then its decoder. */
 static uint64_t
-sums_bytes_of(const struct rdti_message *head)
+dispatch_sums_bytes_of(const struct rdti_message *head)
 {
     if (head->kind < RDTI_MESSAGE_SUMS || head->kind > RDTI_MESSAGE_SUMS_READ)
         return 0;
@@ -173,8 +173,8 @@ sums_bytes_of(const struct rdti_message *head)
 /* Bytes after the head, as far as the kind and the head say; RDT_EPROTO for more than any ring can
  * hold. */
 static rdt_status
-body_bytes_of(const struct rdti_mailbox *m, const struct rdti_message *head, uint64_t *out,
-              struct rdt_error *err)
+dispatch_body_bytes_of(const struct rdti_mailbox *m, const struct rdti_message *head, uint64_t *out,
+                       struct rdt_error *err)
 {
     switch ((enum rdti_message_kind)head->kind) {
     case RDTI_MESSAGE_EAGER:
@@ -194,13 +194,13 @@ body_bytes_of(const struct rdti_mailbox *m, const struct rdti_message *head, uin
         *out = RDTI_NACK_BYTES;
         break;
     default:
-        *out = sums_bytes_of(head);
+        *out = dispatch_sums_bytes_of(head);
         break;
     }
     const uint64_t room =
         (uint64_t)(m->rx_units - m->rx_pos) * RDTI_MESSAGE_ALIGN - RDTI_MESSAGE_HEAD_BYTES;
     if (*out > room)
-        return broken(m, err, "sent a message that leaves the ring");
+        return dispatch_broken(m, err, "sent a message that leaves the ring");
     return RDT_OK;
 }
 
@@ -209,7 +209,7 @@ dispatch_sums(struct rdti_mailbox *m, const struct rdti_message *head, const uin
               uint64_t body_bytes, struct rdt_error *err)
 {
     if (!rdti_context_verifies(m->ctx))
-        return broken(m, err, "sent sums that were not requested");
+        return dispatch_broken(m, err, "sent sums that were not requested");
     switch ((enum rdti_message_kind)head->kind) {
     case RDTI_MESSAGE_SUMS:
         return rdti_sums_on_message_sums(m, head, body, body_bytes, err);
@@ -231,11 +231,11 @@ dispatch(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t 
         [RDTI_SUMS_BYTES_MAX]; /* the largest of all but EAGER; a copy, as the peer may write on */
 
     if (head->kind == RDTI_MESSAGE_EAGER)
-        return on_eager(m, head, in_ring, err);
+        return dispatch_on_eager(m, head, in_ring, err);
     memcpy(body, in_ring, body_bytes);
     switch ((enum rdti_message_kind)head->kind) {
     case RDTI_MESSAGE_RTS:
-        return on_rts(m, head, body, err);
+        return dispatch_on_rts(m, head, body, err);
     case RDTI_MESSAGE_CTS:
         return rdti_offer_on_cts(m, head, body, err);
     case RDTI_MESSAGE_FIN:
@@ -248,13 +248,13 @@ dispatch(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t 
             return RDT_OK;
         return m->mailboxes->sink->on_interest(m, head->group_id, head->source, err);
     case RDTI_MESSAGE_GROW:
-        return on_grow(m, err);
+        return dispatch_on_grow(m, err);
     case RDTI_MESSAGE_RING:
-        return on_ring(m, body, err);
+        return dispatch_on_ring(m, body, err);
     case RDTI_MESSAGE_SWITCH:
-        return on_switch(m, err);
+        return dispatch_on_switch(m, err);
     case RDTI_MESSAGE_NACK:
-        return on_nack(m, head, body, err);
+        return dispatch_on_nack(m, head, body, err);
     case RDTI_MESSAGE_STAND:
         return rdti_stand_on_stand(m, head, err);
     case RDTI_MESSAGE_STOOD:
@@ -266,14 +266,14 @@ dispatch(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t 
     case RDTI_MESSAGE_LANDED:
         return rdti_stand_on_landed(m, head, err);
     case RDTI_MESSAGE_PAD:
-        return broken(m, err, "sent padding in the place of a message");
+        return dispatch_broken(m, err, "sent padding in the place of a message");
     default:
         return dispatch_sums(m, head, body, body_bytes, err);
     }
 }
 
 static rdt_status
-read_head(struct rdti_mailbox *m, struct rdti_message *head, struct rdt_error *err)
+dispatch_read_head(struct rdti_mailbox *m, struct rdti_message *head, struct rdt_error *err)
 {
     uint8_t bytes[RDTI_MESSAGE_HEAD_BYTES];
 
@@ -286,17 +286,17 @@ rdti_mailbox_on_message(struct rdti_mailbox *m, struct rdt_error *err)
 {
     struct rdti_message head;
     uint64_t body_bytes = 0;
-    rdt_status status = read_head(m, &head, err);
+    rdt_status status = dispatch_read_head(m, &head, err);
 
     if (status == RDT_OK && head.kind == RDTI_MESSAGE_PAD) {
         m->rx_consumed += m->rx_units - m->rx_pos;
         m->rx_pos = 0;
-        status = read_head(m, &head, err);
+        status = dispatch_read_head(m, &head, err);
     }
     if (status == RDT_OK)
-        status = body_bytes_of(m, &head, &body_bytes, err);
+        status = dispatch_body_bytes_of(m, &head, &body_bytes, err);
     if (status == RDT_OK)
-        status = take_credit(m, &head, err);
+        status = dispatch_take_credit(m, &head, err);
     if (status == RDT_OK)
         status = dispatch(m, &head,
                           m->rx + (size_t)m->rx_pos * RDTI_MESSAGE_ALIGN + RDTI_MESSAGE_HEAD_BYTES,

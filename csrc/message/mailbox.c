@@ -36,14 +36,14 @@ rdti_mailbox_update_async(struct rdti_mailbox *m)
 
 /* Answers to requests that a peer may make as often as it likes. */
 static bool
-is_answer(const struct rdti_message *head)
+mailbox_is_answer(const struct rdti_message *head)
 {
     return head->kind == RDTI_MESSAGE_SUMS_READ || head->kind == RDTI_MESSAGE_STOOD;
 }
 
 static void
-queue(struct rdti_mailbox *m, const struct rdti_message *head, const void *body,
-      uint32_t body_bytes, bool is_quiet)
+mailbox_queue(struct rdti_mailbox *m, const struct rdti_message *head, const void *body,
+              uint32_t body_bytes, bool is_quiet)
 {
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
     struct rdti_parcel *parcel;
@@ -62,7 +62,7 @@ queue(struct rdti_mailbox *m, const struct rdti_message *head, const void *body,
     if (body_bytes > 0)
         memcpy(parcel->bytes + RDTI_MESSAGE_HEAD_BYTES, body, body_bytes);
     rdti_list_append(&m->control, &parcel->link);
-    m->answer_count += is_answer(head);
+    m->answer_count += mailbox_is_answer(head);
     if (head->kind == RDTI_MESSAGE_STAND || head->kind == RDTI_MESSAGE_PLACE)
         rdti_count(&m->ctx->counters.control_messages[RDTI_TRAFFIC_PLANNED], 1);
     else if (head->kind == RDTI_MESSAGE_CTS || head->kind == RDTI_MESSAGE_GROW ||
@@ -74,13 +74,13 @@ void
 rdti_mailbox_queue(struct rdti_mailbox *m, const struct rdti_message *head, const void *body,
                    uint32_t body_bytes)
 {
-    queue(m, head, body, body_bytes, false);
+    mailbox_queue(m, head, body, body_bytes, false);
 }
 
 void
 rdti_mailbox_queue_quietly(struct rdti_mailbox *m, const struct rdti_message *head)
 {
-    queue(m, head, NULL, 0, true);
+    mailbox_queue(m, head, NULL, 0, true);
 }
 
 void
@@ -139,7 +139,7 @@ rdti_mailbox_note_cause(const struct rdti_mailbox *m, struct rdti_scope *scope,
 }
 
 static bool
-is_within_budget(const struct rdti_mailbox *m, uint64_t footprint)
+mailbox_is_within_budget(const struct rdti_mailbox *m, uint64_t footprint)
 {
     return (uint64_t)(m->eager_sent - m->eager_delivered) + footprint <= RDTI_UNEXPECTED_MAX_BYTES;
 }
@@ -157,8 +157,8 @@ rdti_mailbox_ask_growth(struct rdti_mailbox *m)
 
 /* False: no space. */
 static bool
-try_eager(struct rdti_mailbox *m, const struct rdti_message *head, const void *src,
-          struct rdt_transfer *t, rdt_status *status_out, struct rdt_error *err)
+mailbox_try_eager(struct rdti_mailbox *m, const struct rdti_message *head, const void *src,
+                  struct rdt_transfer *t, rdt_status *status_out, struct rdt_error *err)
 {
     const uint32_t units = (uint32_t)(rdti_message_footprint(head->len_bytes) / RDTI_MESSAGE_ALIGN);
     const bool is_copied =
@@ -191,10 +191,10 @@ rdti_mailbox_send_now(struct rdti_mailbox *m, const struct rdti_message *head, c
 {
     if (!m->is_ready || m->has_ended || m->has_next_ring || !rdti_list_is_empty(&m->sends) ||
         !rdti_list_is_empty(&m->control) || head->len_bytes > rdti_ring_eager_max(m, m->tx_units) ||
-        !is_within_budget(m, rdti_message_footprint(head->len_bytes)) ||
+        !mailbox_is_within_budget(m, rdti_message_footprint(head->len_bytes)) ||
         (rdti_ring_is_filling(m) && !m->has_asked_growth))
         return false;
-    return try_eager(m, head, src, t, status_out, err);
+    return mailbox_try_eager(m, head, src, t, status_out, err);
 }
 
 void
@@ -208,7 +208,7 @@ rdti_mailbox_send(struct rdti_mailbox *m, struct rdti_request *request)
 
 /* True: the send has left the queue. */
 static bool
-start_send(struct rdti_mailbox *m, struct rdti_request *send)
+mailbox_start_send(struct rdti_mailbox *m, struct rdti_request *send)
 {
     struct rdti_message head = {.source = (uint16_t)send->scope->rank,
                                 .group_id = send->scope->id,
@@ -224,13 +224,13 @@ start_send(struct rdti_mailbox *m, struct rdti_request *send)
             rdti_mailbox_ask_growth(m);
         return rdti_offer_send(m, send);
     }
-    if (!is_within_budget(m, rdti_message_footprint(send->len_bytes)))
+    if (!mailbox_is_within_budget(m, rdti_message_footprint(send->len_bytes)))
         return rdti_offer_send(m, send);
     if (send->has_desc)
         rdti_message_set_desc(&head, &send->desc);
     if (rdti_ring_is_filling(m))
         rdti_mailbox_ask_growth(m);
-    if (!try_eager(m, &head, send->buf, send->transfer, &status, &err)) {
+    if (!mailbox_try_eager(m, &head, send->buf, send->transfer, &status, &err)) {
         rdti_mailbox_ask_growth(m);
         return false;
     }
@@ -244,7 +244,7 @@ start_send(struct rdti_mailbox *m, struct rdti_request *send)
 }
 
 static void
-switch_ring(struct rdti_mailbox *m)
+mailbox_switch_ring(struct rdti_mailbox *m)
 {
     struct rdti_parcel *parcel = rdti_parcel_new(&m->mailboxes->parcels, RDTI_MESSAGE_HEAD_BYTES);
     uint64_t off;
@@ -263,7 +263,7 @@ switch_ring(struct rdti_mailbox *m)
 
 /* False: a message is left that has no space. */
 static bool
-flush_control(struct rdti_mailbox *m)
+mailbox_flush_control(struct rdti_mailbox *m)
 {
     uint64_t off;
 
@@ -275,14 +275,14 @@ flush_control(struct rdti_mailbox *m)
         if (!rdti_ring_reserve(m, units, RDTI_RING_RESERVE_UNITS, &off))
             return false;
         rdti_list_remove(&parcel->link);
-        m->answer_count -= is_answer(&parcel->head);
+        m->answer_count -= mailbox_is_answer(&parcel->head);
         rdti_ring_place(m, parcel, off);
     }
     return true;
 }
 
 static void
-report_credit(struct rdti_mailbox *m)
+mailbox_report_credit(struct rdti_mailbox *m)
 {
     uint64_t off;
 
@@ -308,15 +308,16 @@ rdti_mailbox_flush(struct rdti_mailbox *m)
     if (!m->is_ready || m->has_ended)
         return;
     if (m->has_next_ring)
-        switch_ring(m);
+        mailbox_switch_ring(m);
     while (has_space && (!rdti_list_is_empty(&m->control) || !rdti_list_is_empty(&m->sends))) {
-        has_space = flush_control(m);
+        has_space = mailbox_flush_control(m);
         if (has_space && !rdti_list_is_empty(&m->sends))
-            has_space = start_send(m, RDTI_CONTAINER(m->sends.next, struct rdti_request, link));
+            has_space =
+                mailbox_start_send(m, RDTI_CONTAINER(m->sends.next, struct rdti_request, link));
     }
     if (!has_space)
-        (void)flush_control(m); /* a send may have asked for a larger ring */
-    report_credit(m);
+        (void)mailbox_flush_control(m); /* a send may have asked for a larger ring */
+    mailbox_report_credit(m);
     rdti_mailbox_update_async(m);
 }
 
@@ -324,5 +325,5 @@ void
 rdti_mailbox_delivered(struct rdti_mailbox *m, uint64_t bytes)
 {
     m->delivered += (uint32_t)bytes;
-    report_credit(m);
+    mailbox_report_credit(m);
 }

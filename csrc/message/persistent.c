@@ -12,7 +12,7 @@
 /* ---- Life -------------------------------------------------------------------------------- */
 
 static void
-free_stream(struct rdti_rx_stream *stream)
+persistent_free_stream(struct rdti_rx_stream *stream)
 {
     rdti_list_remove(&stream->link);
     stream->m->rx_stream_count--;
@@ -70,7 +70,7 @@ rdti_rx_stream_new(struct rdti_mailbox *m, const struct rdti_scope *scope, uint3
         struct rdti_rx_stream *oldest = RDTI_CONTAINER(node, struct rdti_rx_stream, link);
         node = node->next;
         if (oldest->state == RDTI_RX_WATCHING)
-            free_stream(oldest);
+            persistent_free_stream(oldest);
     }
     struct rdti_rx_stream *stream =
         m->rx_stream_count < RDTI_STREAMS_MAX ? calloc(1, sizeof(*stream)) : NULL;
@@ -89,7 +89,7 @@ rdti_rx_stream_new(struct rdti_mailbox *m, const struct rdti_scope *scope, uint3
 }
 
 static void
-say(struct rdti_rx_stream *stream, bool is_standing)
+persistent_say(struct rdti_rx_stream *stream, bool is_standing)
 {
     const uint64_t how = stream->is_keyed ? RDTI_STAND_KEYED : RDTI_STAND_COUNTED;
     const struct rdti_message head = {.kind = RDTI_MESSAGE_STAND,
@@ -116,7 +116,7 @@ rdti_rx_stream_ask(struct rdti_rx_stream *stream)
 {
     stream->state = RDTI_RX_ASKED;
     stream->id = ++stream->m->next_stream;
-    say(stream, true);
+    persistent_say(stream, true);
 }
 
 void
@@ -126,14 +126,14 @@ rdti_rx_stream_leave(struct rdti_rx_stream *stream)
         return;
     stream->state = RDTI_RX_LEAVING;
     stream->ends++;
-    say(stream, false);
+    persistent_say(stream, false);
 }
 
 /* All announcements become void, and cancelled receives are over. So is a receive whose place was
  * freed, which may be why the sender ended the stream: its message is lost, and nothing else may be
  * written there either. */
 static void
-untell_all(struct rdti_rx_stream *stream, struct rdti_list *over)
+persistent_untell_all(struct rdti_rx_stream *stream, struct rdti_list *over)
 {
     struct rdti_list *node;
 
@@ -157,7 +157,7 @@ untell_all(struct rdti_rx_stream *stream, struct rdti_list *over)
 
 /* The sender writes no more. */
 static void
-on_left(struct rdti_rx_stream *stream)
+persistent_on_left(struct rdti_rx_stream *stream)
 {
     struct rdti_mailbox *m = stream->m;
     const uint64_t tag = stream->tag;
@@ -168,13 +168,13 @@ on_left(struct rdti_rx_stream *stream)
     stream->ends += stream->state == RDTI_RX_STANDING ? 1 : 0;
     stream->state = RDTI_RX_WATCHING;
     rdti_list_init(&over);
-    untell_all(stream, &over);
+    persistent_untell_all(stream, &over);
     if (stream->is_keeping && !stream->is_orphan)
         scope = rdti_scope_find(m->mailboxes, stream->group_id);
     m->keep_count -= stream->is_keeping ? 1 : 0;
     stream->is_keeping = false;
     if (stream->is_orphan)
-        free_stream(stream);
+        persistent_free_stream(stream);
     while ((node = rdti_list_take_first(&over)) != NULL) {
         struct rdti_request *receive = RDTI_CONTAINER(node, struct rdti_request, link);
         const struct rdt_error err = receive->error;
@@ -186,7 +186,7 @@ on_left(struct rdti_rx_stream *stream)
 
 /* A live stream of the group, or NULL. */
 static struct rdti_rx_stream *
-find_any(struct rdti_mailbox *m, uint64_t group_id, bool is_shut_too)
+persistent_find_any(struct rdti_mailbox *m, uint64_t group_id, bool is_shut_too)
 {
     for (struct rdti_list *node = m->rx_streams.next; node != &m->rx_streams; node = node->next) {
         struct rdti_rx_stream *stream = RDTI_CONTAINER(node, struct rdti_rx_stream, link);
@@ -206,7 +206,7 @@ rdti_rx_stream_shut_all(const struct rdti_scope *scope)
     for (struct rdti_list *node = all->next, *next; node != all; node = next) {
         struct rdti_mailbox *m = RDTI_CONTAINER(node, struct rdti_mailbox, link);
         next = node->next;
-        while ((stream = find_any(m, scope->id, false)) != NULL) {
+        while ((stream = persistent_find_any(m, scope->id, false)) != NULL) {
             stream->is_shut = true;
             rdti_rx_stream_leave(stream);
         }
@@ -217,7 +217,7 @@ rdti_rx_stream_shut_all(const struct rdti_scope *scope)
 /* ---- Messages ---------------------------------------------------------------------------- */
 
 static bool
-is_of(const struct rdti_rx_stream *stream, const struct rdti_request *receive)
+persistent_is_of(const struct rdti_rx_stream *stream, const struct rdti_request *receive)
 {
     if (receive->peer != stream->source)
         return false;
@@ -230,13 +230,13 @@ is_of(const struct rdti_rx_stream *stream, const struct rdti_request *receive)
 
 /* The first receive that waits and was not announced. */
 static struct rdti_request *
-find_untold(const struct rdti_rx_stream *stream, struct rdti_scope *scope)
+persistent_find_untold(const struct rdti_rx_stream *stream, struct rdti_scope *scope)
 {
     for (struct rdti_list *node = scope->requests.next; node != &scope->requests;
          node = node->next) {
         struct rdti_request *request = RDTI_CONTAINER(node, struct rdti_request, scope_link);
         if (!request->is_send && request->state == RDTI_REQUEST_POSTED && request->told == NULL &&
-            is_of(stream, request))
+            persistent_is_of(stream, request))
             return request;
     }
     return NULL;
@@ -245,7 +245,7 @@ find_untold(const struct rdti_rx_stream *stream, struct rdti_scope *scope)
 /* From here on all messages count. Earlier messages have arrived, and the receives that wait were
  * posted before. */
 static void
-begin(struct rdti_rx_stream *stream, struct rdti_scope *scope)
+persistent_begin(struct rdti_rx_stream *stream, struct rdti_scope *scope)
 {
     struct rdti_mailbox *m = stream->m;
     const uint64_t id = stream->id;
@@ -266,7 +266,7 @@ begin(struct rdti_rx_stream *stream, struct rdti_scope *scope)
             stream->next--;
     }
     while ((stream = rdti_rx_stream_find_id(m, id)) != NULL && stream->state == RDTI_RX_STANDING &&
-           (receive = find_untold(stream, scope)) != NULL)
+           (receive = persistent_find_untold(stream, scope)) != NULL)
         rdti_stand_tell(stream, receive);
 }
 
@@ -279,12 +279,12 @@ rdti_stand_on_stood(struct rdti_mailbox *m, const struct rdti_message *head, str
     if (stream == NULL)
         return RDT_OK; /* both sides ended it at once */
     if (head->count == 0) {
-        on_left(stream);
+        persistent_on_left(stream);
         return RDT_OK;
     }
     struct rdti_scope *scope = rdti_scope_find(m->mailboxes, stream->group_id);
     if (stream->state == RDTI_RX_ASKED && scope != NULL)
-        begin(stream, scope);
+        persistent_begin(stream, scope);
     return RDT_OK;
 }
 
@@ -303,10 +303,10 @@ rdti_stand_is_idle(const struct rdti_mailbox *m)
 }
 
 static void
-end_stream(struct rdti_rx_stream *stream)
+persistent_end_stream(struct rdti_rx_stream *stream)
 {
     if (stream->state == RDTI_RX_WATCHING) {
-        free_stream(stream);
+        persistent_free_stream(stream);
         return;
     }
     stream->is_orphan = true;
@@ -322,8 +322,8 @@ rdti_stand_end_group(const struct rdti_scope *scope)
     for (struct rdti_list *node = all->next, *next; node != all; node = next) {
         struct rdti_mailbox *m = RDTI_CONTAINER(node, struct rdti_mailbox, link);
         next = node->next;
-        while ((stream = find_any(m, scope->id, true)) != NULL)
-            end_stream(stream);
+        while ((stream = persistent_find_any(m, scope->id, true)) != NULL)
+            persistent_end_stream(stream);
         rdti_stand_end_tx(m, scope->id);
     }
 }
@@ -335,7 +335,7 @@ rdti_stand_on_ended(struct rdti_mailbox *m, const struct rdt_error *err)
         struct rdti_rx_stream *stream = RDTI_CONTAINER(node, struct rdti_rx_stream, link);
         next = node->next;
         if (stream->state != RDTI_RX_WATCHING)
-            on_left(stream);
+            persistent_on_left(stream);
     }
     rdti_stand_on_ended_tx(m, err);
 }
@@ -344,5 +344,5 @@ void
 rdti_stand_destroy(struct rdti_mailbox *m)
 {
     while (!rdti_list_is_empty(&m->rx_streams))
-        free_stream(RDTI_CONTAINER(m->rx_streams.next, struct rdti_rx_stream, link));
+        persistent_free_stream(RDTI_CONTAINER(m->rx_streams.next, struct rdti_rx_stream, link));
 }

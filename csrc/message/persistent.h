@@ -71,7 +71,7 @@ struct rdti_tx_stream;
  * group of the two processes one. */
 #define RDTI_STREAMS_MAX 32
 /* Places of a stream: a schedule has one for each micro-batch and tensor. */
-#define RDTI_PLACES_MAX 1024
+#define RDTI_STAND_PLACES_MAX 1024
 /* The same for a keyed stream: collectives of a step are few, and a search through all for a new
  * address takes a microsecond. The oldest are replaced. */
 #define RDTI_KEYED_PLACES_MAX 256

@@ -40,7 +40,7 @@ struct rdti_rx_stream {
 };
 
 /* A receive as the peer announced it. */
-struct rdti_told {
+struct rdti_announced_receive {
     uint64_t number; /* keyed: the tag */
     uint64_t place;
     struct rdt_message_desc desc; /* keyed only */
@@ -62,7 +62,7 @@ struct rdti_tx_stream {
     uint64_t sent;            /* number of the next message */
     uint32_t beats;           /* keyed: heartbeats so far */
     struct rdti_list waiting; /* sends, by their link, in order; they have no numbers yet */
-    struct rdti_told *told;   /* circular, in order of their numbers; keyed: neither */
+    struct rdti_announced_receive *told; /* circular, in order of their numbers; keyed: neither */
     uint32_t told_cap;
     uint32_t told_head;
     uint32_t told_count;

@@ -26,14 +26,14 @@ rdti_keyed_find(struct rdti_mailbox *m, uint64_t group_id)
 }
 
 static bool
-is_of(const struct rdti_tx_stream *stream, const struct rdti_request *send)
+persistent_once_is_of(const struct rdti_tx_stream *stream, const struct rdti_request *send)
 {
     return send->has_desc && rdti_tag_is_once(send->tag) && send->scope->id == stream->group_id &&
            send->len_bytes >= stream->least_bytes;
 }
 
 static void
-wait_for_receive(struct rdti_tx_stream *stream, struct rdti_request *send)
+persistent_once_wait_for_receive(struct rdti_tx_stream *stream, struct rdti_request *send)
 {
     send->waits_since = stream->beats;
     rdti_list_append(&stream->waiting, &send->link);
@@ -47,18 +47,18 @@ rdti_keyed_begin(struct rdti_tx_stream *stream)
     for (struct rdti_list *node = sends->next, *next; node != sends; node = next) {
         struct rdti_request *send = RDTI_CONTAINER(node, struct rdti_request, link);
         next = node->next;
-        if (!is_of(stream, send))
+        if (!persistent_once_is_of(stream, send))
             continue;
         rdti_list_remove(node);
-        wait_for_receive(stream, send);
+        persistent_once_wait_for_receive(stream, send);
     }
 }
 
 /* ---- Announcements ----------------------------------------------------------------------- */
 
 /* NULL: its receive was not announced. */
-static struct rdti_told *
-find_told(const struct rdti_tx_stream *stream, uint64_t tag)
+static struct rdti_announced_receive *
+persistent_once_find_told(const struct rdti_tx_stream *stream, uint64_t tag)
 {
     for (uint32_t i = 0; i < stream->told_count; i++)
         if (stream->told[i].number == tag)
@@ -76,7 +76,7 @@ rdti_keyed_is_used(const struct rdti_tx_stream *stream, uint64_t place)
 }
 
 static struct rdti_request *
-find_send(struct rdti_list *sends, uint64_t group_id, uint64_t tag)
+persistent_once_find_send(struct rdti_list *sends, uint64_t group_id, uint64_t tag)
 {
     for (struct rdti_list *node = sends->next; node != sends; node = node->next) {
         struct rdti_request *send = RDTI_CONTAINER(node, struct rdti_request, link);
@@ -87,7 +87,7 @@ find_send(struct rdti_list *sends, uint64_t group_id, uint64_t tag)
 }
 
 static bool
-is_same(const struct rdt_message_desc *ours, const struct rdt_message_desc *theirs)
+persistent_once_is_same(const struct rdt_message_desc *ours, const struct rdt_message_desc *theirs)
 {
     return ours->op == theirs->op && ours->dtype == theirs->dtype &&
            ours->reduce_op == theirs->reduce_op && ours->root == theirs->root &&
@@ -98,13 +98,15 @@ is_same(const struct rdt_message_desc *ours, const struct rdt_message_desc *thei
 
 /* If the two ends do not mean the same, the message takes the default path, which reports that. */
 static void
-go(struct rdti_tx_stream *stream, struct rdti_request *send, const struct rdti_told *told)
+persistent_once_go(struct rdti_tx_stream *stream, struct rdti_request *send,
+                   const struct rdti_announced_receive *told)
 {
     struct rdti_mailbox *m = stream->m;
     const struct rdti_stand_place *place =
         told->place != RDTI_PLACE_NONE ? &stream->places[told->place] : NULL;
 
-    if (place != NULL && place->len_bytes == send->len_bytes && is_same(&send->desc, &told->desc))
+    if (place != NULL && place->len_bytes == send->len_bytes &&
+        persistent_once_is_same(&send->desc, &told->desc))
         (void)rdti_tx_stream_write(stream, send, told->number, &place->cts);
     else
         rdti_list_append(&m->sends, &send->link);
@@ -114,15 +116,15 @@ go(struct rdti_tx_stream *stream, struct rdti_request *send, const struct rdti_t
 void
 rdti_keyed_send(struct rdti_tx_stream *stream, struct rdti_request *send)
 {
-    struct rdti_told *entry = find_told(stream, send->tag);
+    struct rdti_announced_receive *entry = persistent_once_find_told(stream, send->tag);
 
     if (entry == NULL) {
-        wait_for_receive(stream, send);
+        persistent_once_wait_for_receive(stream, send);
         return;
     }
-    const struct rdti_told told = *entry;
+    const struct rdti_announced_receive told = *entry;
     *entry = stream->told[--stream->told_count];
-    go(stream, send, &told);
+    persistent_once_go(stream, send, &told);
 }
 
 rdt_status
@@ -130,27 +132,28 @@ rdti_keyed_on_posted(struct rdti_tx_stream *stream, const struct rdti_message *h
                      struct rdt_error *err)
 {
     struct rdti_mailbox *m = stream->m;
-    const struct rdti_told told = {.number = head->count,
-                                   .place = head->len_bytes,
-                                   .desc = {.op = head->op,
-                                            .dtype = head->dtype,
-                                            .reduce_op = head->reduce_op,
-                                            .root = head->root,
-                                            .count = head->tag}};
+    const struct rdti_announced_receive told = {.number = head->count,
+                                                .place = head->len_bytes,
+                                                .desc = {.op = head->op,
+                                                         .dtype = head->dtype,
+                                                         .reduce_op = head->reduce_op,
+                                                         .root = head->root,
+                                                         .count = head->tag}};
 
-    if (!rdti_tag_is_once(told.number) || find_told(stream, told.number) != NULL)
+    if (!rdti_tag_is_once(told.number) || persistent_once_find_told(stream, told.number) != NULL)
         return rdti_stand_broken(m, err, "tells a receive twice, or one of a tag that is none");
     if (told.place != RDTI_PLACE_NONE && told.place >= stream->place_count)
         return rdti_stand_broken(m, err, "tells a receive in a place that it did not tell");
-    struct rdti_request *send = find_send(&stream->waiting, stream->group_id, told.number);
+    struct rdti_request *send =
+        persistent_once_find_send(&stream->waiting, stream->group_id, told.number);
     if (send != NULL) {
         rdti_list_remove(&send->link);
-        go(stream, send, &told);
+        persistent_once_go(stream, send, &told);
         return RDT_OK;
     }
     /* Its message waited too long, and was sent already. */
-    if (find_send(&m->offered, stream->group_id, told.number) != NULL ||
-        find_send(&m->sends, stream->group_id, told.number) != NULL)
+    if (persistent_once_find_send(&m->offered, stream->group_id, told.number) != NULL ||
+        persistent_once_find_send(&m->sends, stream->group_id, told.number) != NULL)
         return RDT_OK;
     if (stream->told_count == RDTI_TOLD_MAX)
         return rdti_stand_broken(m, err, "tells more receives than can wait");
@@ -160,7 +163,7 @@ rdti_keyed_on_posted(struct rdti_tx_stream *stream, const struct rdti_message *h
 }
 
 static void
-on_beat(struct rdti_tx_stream *stream)
+persistent_once_on_beat(struct rdti_tx_stream *stream)
 {
     struct rdti_list *waiting = &stream->waiting;
 
@@ -185,7 +188,7 @@ rdti_stand_is_told(const struct rdti_scope *scope, uint32_t dst, uint64_t tag, u
 
     if (stream == NULL || len_bytes < stream->least_bytes)
         return false;
-    const struct rdti_told *told = find_told(stream, tag);
+    const struct rdti_announced_receive *told = persistent_once_find_told(stream, tag);
     return told != NULL && told->place != RDTI_PLACE_NONE &&
            stream->places[told->place].len_bytes == len_bytes;
 }
@@ -196,7 +199,7 @@ rdti_stand_on_beat(struct rdti_mailbox *m)
     for (struct rdti_list *node = m->tx_streams.next; node != &m->tx_streams; node = node->next) {
         struct rdti_tx_stream *stream = RDTI_CONTAINER(node, struct rdti_tx_stream, link);
         if (stream->is_keyed)
-            on_beat(stream);
+            persistent_once_on_beat(stream);
     }
     rdti_mailbox_flush(m);
 }

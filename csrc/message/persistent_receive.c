@@ -39,8 +39,8 @@ rdti_place_freed_early(struct rdt_error *err)
 
 /* Whether the peer can write there, over this path. Exports the region. */
 static bool
-is_reachable(const struct rdti_mailbox *m, const void *addr, uint64_t len_bytes,
-             struct rdt_remote_region *out)
+persistent_receive_is_reachable(const struct rdti_mailbox *m, const void *addr, uint64_t len_bytes,
+                                struct rdt_remote_region *out)
 {
     uint32_t segment;
     uint64_t segment_off;
@@ -58,15 +58,15 @@ is_reachable(const struct rdti_mailbox *m, const void *addr, uint64_t len_bytes,
 }
 
 static bool
-is_at(const struct rdti_watched *place, const void *addr, uint64_t len_bytes)
+persistent_receive_is_at(const struct rdti_watched *place, const void *addr, uint64_t len_bytes)
 {
     return place->addr == addr && place->len_bytes == len_bytes;
 }
 
 /* False: no memory. */
 static bool
-add_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes, uint32_t index,
-          uint32_t generation)
+persistent_receive_add_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes,
+                             uint32_t index, uint32_t generation)
 {
     if (stream->place_count == stream->place_cap) {
         const uint32_t cap = stream->place_cap == 0 ? 16 : stream->place_cap * 2;
@@ -85,35 +85,38 @@ add_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes, u
 
 /* Whether a receive was posted there before. */
 static bool
-has_seen(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes)
+persistent_receive_has_seen(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes)
 {
     for (uint32_t i = 0; i < stream->place_count; i++)
-        if (is_at(&stream->places[i], addr, len_bytes))
+        if (persistent_receive_is_at(&stream->places[i], addr, len_bytes))
             return true;
     if (stream->place_count >= WATCHED_MAX)
         stream->place_count = 0;
-    (void)add_place(stream, addr, len_bytes, 0, 0); /* without memory nothing repeats */
+    (void)persistent_receive_add_place(stream, addr, len_bytes, 0,
+                                       0); /* without memory nothing repeats */
     return false;
 }
 
 /* For a keyed stream that is asked for: messages sent before its sender gets the request take the
  * default path. The place is announced with the others, so that the next message has it. */
 static void
-remember(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes)
+persistent_receive_remember(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes)
 {
     struct rdt_remote_region region;
 
     for (uint32_t i = 0; i < stream->place_count; i++)
-        if (is_at(&stream->places[i], addr, len_bytes))
+        if (persistent_receive_is_at(&stream->places[i], addr, len_bytes))
             return;
     if (stream->place_count < RDTI_KEYED_PLACES_MAX &&
-        is_reachable(stream->m, addr, len_bytes, &region)) /* else it is announced later */
-        (void)add_place(stream, addr, len_bytes, region.index, region.generation);
+        persistent_receive_is_reachable(stream->m, addr, len_bytes,
+                                        &region)) /* else it is announced later */
+        (void)persistent_receive_add_place(stream, addr, len_bytes, region.index,
+                                           region.generation);
 }
 
 /* Its region is there still: one placed over it since might not be for this peer. */
 static bool
-is_as_seen(const struct rdti_rx_stream *stream, const struct rdti_watched *seen)
+persistent_receive_is_as_seen(const struct rdti_rx_stream *stream, const struct rdti_watched *seen)
 {
     struct rdti_regions *regions = stream->m->ctx->regions;
     struct rdt_remote_region region;
@@ -123,19 +126,19 @@ is_as_seen(const struct rdti_rx_stream *stream, const struct rdti_watched *seen)
                              NULL) != RDT_OK)
         return false;
     rdti_regions_release(regions, &target);
-    return is_reachable(stream->m, seen->addr, seen->len_bytes, &region) &&
+    return persistent_receive_is_reachable(stream->m, seen->addr, seen->len_bytes, &region) &&
            region.index == seen->index && region.generation == seen->generation;
 }
 
 /* The number of such a place in this region; RDTI_PLACE_NONE: it was not announced. */
 static uint64_t
-find_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes,
-           const struct rdt_remote_region *region)
+persistent_receive_find_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes,
+                              const struct rdt_remote_region *region)
 {
     for (uint32_t i = 0; i < stream->place_count; i++) {
         const uint32_t at = (stream->hint + i) % stream->place_count;
         const struct rdti_watched *place = &stream->places[at];
-        if (!is_at(place, addr, len_bytes) || place->index != region->index ||
+        if (!persistent_receive_is_at(place, addr, len_bytes) || place->index != region->index ||
             place->generation != region->generation)
             continue;
         stream->hint = at + 1;
@@ -146,7 +149,7 @@ find_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes,
 
 /* A place that no write uses, or may use: it can be announced again. RDTI_PLACE_NONE: none. */
 static uint64_t
-unused_place(struct rdti_rx_stream *stream)
+persistent_receive_unused_place(struct rdti_rx_stream *stream)
 {
     for (uint32_t i = 0; i < stream->place_count; i++) {
         const uint32_t at = stream->oldest;
@@ -163,16 +166,18 @@ unused_place(struct rdti_rx_stream *stream)
 
 /* The number of a place that the sender does not know yet. RDTI_PLACE_NONE: no room. */
 static uint64_t
-new_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes,
-          const struct rdt_remote_region *region)
+persistent_receive_new_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes,
+                             const struct rdt_remote_region *region)
 {
-    const uint32_t most = stream->is_keyed ? RDTI_KEYED_PLACES_MAX : RDTI_PLACES_MAX;
+    const uint32_t most = stream->is_keyed ? RDTI_KEYED_PLACES_MAX : RDTI_STAND_PLACES_MAX;
 
     if (stream->place_count < most)
-        return add_place(stream, addr, len_bytes, region->index, region->generation)
+        return persistent_receive_add_place(stream, addr, len_bytes, region->index,
+                                            region->generation)
                    ? stream->place_count - 1
                    : RDTI_PLACE_NONE;
-    const uint64_t at = stream->is_keyed ? unused_place(stream) : RDTI_PLACE_NONE;
+    const uint64_t at =
+        stream->is_keyed ? persistent_receive_unused_place(stream) : RDTI_PLACE_NONE;
     if (at != RDTI_PLACE_NONE)
         stream->places[at] = (struct rdti_watched){.addr = addr,
                                                    .len_bytes = len_bytes,
@@ -184,23 +189,23 @@ new_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes,
 /* The number of the place where these bytes land, and *is_new for one that has yet to be announced.
  * RDTI_PLACE_NONE: there is none. */
 static uint64_t
-need_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes,
-           struct rdti_cts *cts, bool *is_new)
+persistent_receive_need_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes,
+                              struct rdti_cts *cts, bool *is_new)
 {
-    if (!is_reachable(stream->m, addr, len_bytes, &cts->region))
+    if (!persistent_receive_is_reachable(stream->m, addr, len_bytes, &cts->region))
         return RDTI_PLACE_NONE;
-    const uint64_t known = find_place(stream, addr, len_bytes, &cts->region);
+    const uint64_t known = persistent_receive_find_place(stream, addr, len_bytes, &cts->region);
     if (known != RDTI_PLACE_NONE)
         return known;
     cts->region_off = (uint64_t)(uintptr_t)addr - cts->region.addr;
-    const uint64_t place = new_place(stream, addr, len_bytes, &cts->region);
+    const uint64_t place = persistent_receive_new_place(stream, addr, len_bytes, &cts->region);
     *is_new = place != RDTI_PLACE_NONE;
     return place;
 }
 
 static void
-tell_place(const struct rdti_rx_stream *stream, uint64_t place, uint64_t len_bytes,
-           const struct rdti_cts *cts)
+persistent_receive_tell_place(const struct rdti_rx_stream *stream, uint64_t place,
+                              uint64_t len_bytes, const struct rdti_cts *cts)
 {
     const struct rdti_message head = {.kind = RDTI_MESSAGE_PLACE,
                                       .id = stream->id,
@@ -227,12 +232,13 @@ rdti_stand_tell_remembered(struct rdti_rx_stream *stream)
         struct rdti_cts cts = {0};
         bool is_new = false;
 
-        if (!is_as_seen(stream, &seen[i]))
+        if (!persistent_receive_is_as_seen(stream, &seen[i]))
             continue;
-        const uint64_t place = need_place(stream, seen[i].addr, seen[i].len_bytes, &cts, &is_new);
+        const uint64_t place =
+            persistent_receive_need_place(stream, seen[i].addr, seen[i].len_bytes, &cts, &is_new);
         if (!is_new)
             continue;
-        tell_place(stream, place, seen[i].len_bytes, &cts);
+        persistent_receive_tell_place(stream, place, seen[i].len_bytes, &cts);
         stream = rdti_rx_stream_find_id(m, id); /* the path may have ended */
     }
     free(seen);
@@ -242,7 +248,7 @@ rdti_stand_tell_remembered(struct rdti_rx_stream *stream)
 
 /* Adds the description that a keyed sender compares, so that ranks that disagree learn how. */
 static void
-add_desc(struct rdti_message *posted, const struct rdt_message_desc *desc)
+persistent_receive_add_desc(struct rdti_message *posted, const struct rdt_message_desc *desc)
 {
     const uint64_t number = posted->count;
 
@@ -253,8 +259,8 @@ add_desc(struct rdti_message *posted, const struct rdt_message_desc *desc)
 
 /* Such a receive has a number that can be announced, and a message that needs no offer first. */
 static bool
-can_tell(const struct rdti_rx_stream *stream, const struct rdti_request *receive, int64_t number,
-         uint64_t place)
+persistent_receive_can_tell(const struct rdti_rx_stream *stream, const struct rdti_request *receive,
+                            int64_t number, uint64_t place)
 {
     if (stream->told_count == RDTI_TOLD_MAX)
         return false;
@@ -266,7 +272,7 @@ can_tell(const struct rdti_rx_stream *stream, const struct rdti_request *receive
 
 /* The receive ends, or no longer waits for a place. */
 static void
-stand_untell(struct rdti_request *receive)
+persistent_receive_untell(struct rdti_request *receive)
 {
     if (receive->told == NULL)
         return;
@@ -279,7 +285,7 @@ stand_untell(struct rdti_request *receive)
 
 /* An announced receive is given up, or its group broke. */
 static void
-stand_cancel(struct rdti_request *receive, const struct rdt_error *err)
+persistent_receive_cancel(struct rdti_request *receive, const struct rdt_error *err)
 {
     struct rdti_mailbox *m = receive->told->m;
 
@@ -298,12 +304,12 @@ rdti_stand_tell(struct rdti_rx_stream *stream, struct rdti_request *receive)
     const int64_t number = stream->is_keyed ? (int64_t)receive->tag : stream->next++;
     struct rdti_cts cts = {0};
     bool is_new = false;
-    const uint64_t place =
-        receive->has_desc && !stream->is_keyed
-            ? RDTI_PLACE_NONE
-            : need_place(stream, receive->buf, receive->len_bytes, &cts, &is_new);
+    const uint64_t place = receive->has_desc && !stream->is_keyed
+                               ? RDTI_PLACE_NONE
+                               : persistent_receive_need_place(stream, receive->buf,
+                                                               receive->len_bytes, &cts, &is_new);
 
-    if (!can_tell(stream, receive, number, place)) {
+    if (!persistent_receive_can_tell(stream, receive, number, place)) {
         rdti_rx_stream_leave(stream);
         return;
     }
@@ -312,17 +318,17 @@ rdti_stand_tell(struct rdti_rx_stream *stream, struct rdti_request *receive)
                                   .count = (uint64_t)number,
                                   .len_bytes = place};
     receive->told = stream;
-    receive->forget = stand_untell;
-    receive->cancel = stand_cancel;
+    receive->forget = persistent_receive_untell;
+    receive->cancel = persistent_receive_cancel;
     receive->number = (uint64_t)number;
     receive->place = place;
     rdti_list_append(&stream->told, &receive->link);
     stream->told_count++;
     rdti_count(&m->ctx->counters.credits_alone, 1);
     if (is_new)
-        tell_place(stream, place, receive->len_bytes, &cts);
+        persistent_receive_tell_place(stream, place, receive->len_bytes, &cts);
     if (stream->is_keyed)
-        add_desc(&posted, &receive->desc);
+        persistent_receive_add_desc(&posted, &receive->desc);
     /* A message for such a short receive has not waited for this: its sender takes the place if it
      * checks before it sends, and else the default path. A longer message, which will not fit, may
      * wait for it: then its sender checks within a heartbeat. */
@@ -335,19 +341,19 @@ rdti_stand_tell(struct rdti_rx_stream *stream, struct rdti_request *receive)
 /* A receive is about to be posted there. True: the address repeats, and the sender can write
  * there. */
 static bool
-does_repeat(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes)
+persistent_receive_does_repeat(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes)
 {
     struct rdt_remote_region region;
 
     return stream->state == RDTI_RX_WATCHING && !stream->is_shut &&
            stream->ends < RDTI_STREAM_ENDS_MAX && len_bytes >= RDTI_STAND_MIN_BYTES &&
-           has_seen(stream, addr, len_bytes) && stream->m->is_ready &&
-           is_reachable(stream->m, addr, len_bytes, &region);
+           persistent_receive_has_seen(stream, addr, len_bytes) && stream->m->is_ready &&
+           persistent_receive_is_reachable(stream->m, addr, len_bytes, &region);
 }
 
 /* NULL: no path leads there. */
 static struct rdti_mailbox *
-mailbox_of(const struct rdti_scope *scope, uint32_t source)
+persistent_receive_mailbox_of(const struct rdti_scope *scope, uint32_t source)
 {
     rdt_endpoint *ep = source != scope->rank ? scope->members[source].ep : NULL;
     struct rdti_mailbox *m = ep != NULL ? rdti_mailbox_of(ep) : NULL;
@@ -357,9 +363,10 @@ mailbox_of(const struct rdti_scope *scope, uint32_t source)
 
 /* The group's keyed stream of a source; the receiver asks for it from the first receive on. */
 static struct rdti_rx_stream *
-find_keyed(const struct rdti_scope *scope, uint32_t source, uint64_t len_bytes)
+persistent_receive_find_keyed(const struct rdti_scope *scope, uint32_t source, uint64_t len_bytes)
 {
-    struct rdti_mailbox *m = len_bytes >= RDTI_KEYED_MIN_BYTES ? mailbox_of(scope, source) : NULL;
+    struct rdti_mailbox *m =
+        len_bytes >= RDTI_KEYED_MIN_BYTES ? persistent_receive_mailbox_of(scope, source) : NULL;
 
     if (m == NULL || !m->is_ready || rdti_endpoint_caps(m->ep).is_same_host)
         return NULL;
@@ -376,17 +383,17 @@ find_keyed(const struct rdti_scope *scope, uint32_t source, uint64_t len_bytes)
 }
 
 static struct rdti_rx_stream *
-find_counted(const struct rdti_scope *scope, uint32_t source, uint64_t tag, const void *addr,
-             uint64_t len_bytes, bool has_desc)
+persistent_receive_find_counted(const struct rdti_scope *scope, uint32_t source, uint64_t tag,
+                                const void *addr, uint64_t len_bytes, bool has_desc)
 {
-    struct rdti_mailbox *m = mailbox_of(scope, source);
+    struct rdti_mailbox *m = persistent_receive_mailbox_of(scope, source);
 
     if (m == NULL)
         return NULL;
     struct rdti_rx_stream *stream = rdti_rx_stream_find(m, scope->id, tag);
     if (stream == NULL && !has_desc && len_bytes >= RDTI_STAND_MIN_BYTES && !scope->has_any_source)
         stream = rdti_rx_stream_new(m, scope, source, tag, false);
-    if (stream == NULL || has_desc || !does_repeat(stream, addr, len_bytes))
+    if (stream == NULL || has_desc || !persistent_receive_does_repeat(stream, addr, len_bytes))
         return stream;
     rdti_rx_stream_ask(stream);
     rdti_mailbox_flush(m);
@@ -404,13 +411,13 @@ rdti_stand_find(struct rdti_scope *scope, uint32_t source, uint64_t tag, const v
         return NULL;
     }
     if (has_desc && rdti_tag_is_once(tag)) {
-        struct rdti_rx_stream *stream = find_keyed(scope, source, len_bytes);
+        struct rdti_rx_stream *stream = persistent_receive_find_keyed(scope, source, len_bytes);
 
         if (stream != NULL && stream->state == RDTI_RX_ASKED)
-            remember(stream, addr, len_bytes);
+            persistent_receive_remember(stream, addr, len_bytes);
         return stream;
     }
-    return find_counted(scope, source, tag, addr, len_bytes, has_desc);
+    return persistent_receive_find_counted(scope, source, tag, addr, len_bytes, has_desc);
 }
 
 void
@@ -424,17 +431,18 @@ void
 rdti_stand_missed(const struct rdti_scope *scope, uint32_t source, const void *addr,
                   uint64_t len_bytes)
 {
-    struct rdti_mailbox *m = len_bytes >= RDTI_KEYED_MIN_BYTES ? mailbox_of(scope, source) : NULL;
+    struct rdti_mailbox *m =
+        len_bytes >= RDTI_KEYED_MIN_BYTES ? persistent_receive_mailbox_of(scope, source) : NULL;
     struct rdti_rx_stream *stream = m != NULL ? rdti_rx_stream_find_keyed(m, scope->id) : NULL;
     struct rdti_cts cts = {0};
     bool is_new = false;
 
     if (stream == NULL || stream->state != RDTI_RX_STANDING || len_bytes < stream->least_bytes)
         return;
-    const uint64_t place = need_place(stream, addr, len_bytes, &cts, &is_new);
+    const uint64_t place = persistent_receive_need_place(stream, addr, len_bytes, &cts, &is_new);
     if (!is_new)
         return;
-    tell_place(stream, place, len_bytes, &cts);
+    persistent_receive_tell_place(stream, place, len_bytes, &cts);
     rdti_mailbox_flush(m);
 }
 
@@ -456,7 +464,7 @@ rdti_stand_meet(struct rdti_request *receive, const struct rdti_message *head)
 {
     struct rdti_rx_stream *stream = receive->told;
 
-    stand_untell(receive);
+    persistent_receive_untell(receive);
     if (stream == NULL || !stream->is_keyed)
         return;
     const bool is_looked_for = head->op != 0 && head->len_bytes >= stream->least_bytes;
@@ -492,8 +500,8 @@ rdti_stand_keeps(struct rdti_mailbox *m, uint64_t group_id, uint64_t tag)
 
 /* The bytes are in place. An error in them ends the receive; RDT_ECORRUPT ends the endpoint too. */
 static rdt_status
-check_landed(struct rdti_request *receive, const struct rdti_message *head, bool is_there,
-             struct rdt_error *err)
+persistent_receive_check_landed(struct rdti_request *receive, const struct rdti_message *head,
+                                bool is_there, struct rdt_error *err)
 {
     if (!is_there)
         return rdti_place_freed_early(err);
@@ -515,13 +523,13 @@ rdti_stand_on_landed(struct rdti_mailbox *m, const struct rdti_message *head, st
         if (receive->place == RDTI_PLACE_NONE || receive->len_bytes != head->len_bytes)
             break;
         const bool is_there = receive->is_cancelled || rdti_place_is_there(stream, receive);
-        stand_untell(receive);
+        persistent_receive_untell(receive);
         rdt_status status = RDT_OK;
         if (receive->is_cancelled) {
             why = receive->error;
             status = (rdt_status)why.status;
         } else {
-            status = check_landed(receive, head, is_there, &why);
+            status = persistent_receive_check_landed(receive, head, is_there, &why);
         }
         rdti_request_finish(receive, status, &why);
         if (status == RDT_ECORRUPT)
@@ -540,12 +548,13 @@ rdti_stand_reach(const struct rdti_scope *scope, uint32_t source, const void *ad
                  uint64_t len_bytes)
 {
     struct rdt_remote_region region;
-    const struct rdti_mailbox *m = mailbox_of(scope, source);
+    const struct rdti_mailbox *m = persistent_receive_mailbox_of(scope, source);
     const bool is_summed_long =
         rdti_context_verifies(scope->ctx) && len_bytes > RDTI_SUMS_PIECE_BYTES;
 
     if (m == NULL || !m->is_ready || rdti_endpoint_caps(m->ep).is_same_host || is_summed_long ||
         len_bytes < rdti_keyed_least_bytes(m))
         return RDTI_STAND_NOT;
-    return is_reachable(m, addr, len_bytes, &region) ? RDTI_STAND_HERE : RDTI_STAND_ELSEWHERE;
+    return persistent_receive_is_reachable(m, addr, len_bytes, &region) ? RDTI_STAND_HERE
+                                                                        : RDTI_STAND_ELSEWHERE;
 }

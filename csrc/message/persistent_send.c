@@ -47,7 +47,7 @@ rdti_tx_stream_find_id(struct rdti_mailbox *m, uint64_t id)
 
 /* Answers the receiver: messages are counted from here on, or all announcements are void. */
 static void
-answer(struct rdti_mailbox *m, uint64_t id, bool is_standing)
+persistent_send_answer(struct rdti_mailbox *m, uint64_t id, bool is_standing)
 {
     const struct rdti_message head = {.kind = RDTI_MESSAGE_STOOD,
                                       .count = is_standing ? 1 : 0,
@@ -58,7 +58,7 @@ answer(struct rdti_mailbox *m, uint64_t id, bool is_standing)
 
 /* Messages that wait take the default path. */
 static void
-release_waiting(struct rdti_tx_stream *stream)
+persistent_send_release_waiting(struct rdti_tx_stream *stream)
 {
     struct rdti_list *node;
 
@@ -69,7 +69,7 @@ release_waiting(struct rdti_tx_stream *stream)
 }
 
 static void
-free_stream(struct rdti_tx_stream *stream)
+persistent_send_free_stream(struct rdti_tx_stream *stream)
 {
     rdti_list_remove(&stream->link);
     stream->m->tx_stream_count--;
@@ -84,18 +84,18 @@ rdti_tx_stream_end(struct rdti_tx_stream *stream)
     struct rdti_mailbox *m = stream->m;
     const uint64_t id = stream->id;
 
-    release_waiting(stream);
-    free_stream(stream);
-    answer(m, id, false); /* before the sends just released, as a control message */
+    persistent_send_release_waiting(stream);
+    persistent_send_free_stream(stream);
+    persistent_send_answer(m, id, false); /* before the sends just released, as a control message */
 }
 
 /* ---- Messages out ------------------------------------------------------------------------ */
 
-static struct rdti_told *
-first_told(struct rdti_tx_stream *stream)
+static struct rdti_announced_receive *
+persistent_send_first_told(struct rdti_tx_stream *stream)
 {
     while (stream->told_count > 0) {
-        struct rdti_told *first = &stream->told[stream->told_head];
+        struct rdti_announced_receive *first = &stream->told[stream->told_head];
         if (first->number >= stream->sent)
             return first;
         stream->told_head = (stream->told_head + 1) % stream->told_cap;
@@ -105,9 +105,9 @@ first_told(struct rdti_tx_stream *stream)
 }
 
 static enum way
-way_of(struct rdti_tx_stream *stream, uint64_t len_bytes, bool has_desc)
+persistent_send_way_of(struct rdti_tx_stream *stream, uint64_t len_bytes, bool has_desc)
 {
-    const struct rdti_told *first = first_told(stream);
+    const struct rdti_announced_receive *first = persistent_send_first_told(stream);
 
     if (first == NULL)
         return len_bytes > RDTI_STAND_WAIT_BYTES ? LATER : ORDINARY;
@@ -119,9 +119,9 @@ way_of(struct rdti_tx_stream *stream, uint64_t len_bytes, bool has_desc)
 /* Counts a message that cannot go to the announced place of its receive. A slow path counts all
  * that it carries by itself. */
 static void
-count_missed(struct rdti_tx_stream *stream, uint64_t len_bytes)
+persistent_send_count_missed(struct rdti_tx_stream *stream, uint64_t len_bytes)
 {
-    const struct rdti_told *first = first_told(stream);
+    const struct rdti_announced_receive *first = persistent_send_first_told(stream);
 
     if (first != NULL && first->number == stream->sent && first->place != RDTI_PLACE_NONE &&
         !rdti_endpoint_is_fallback(stream->m->ep))
@@ -160,23 +160,24 @@ rdti_tx_stream_write(struct rdti_tx_stream *stream, struct rdti_request *send, u
 }
 
 static void
-run(struct rdti_tx_stream *stream)
+persistent_send_run(struct rdti_tx_stream *stream)
 {
     struct rdti_mailbox *m = stream->m;
 
     while (!rdti_list_is_empty(&stream->waiting)) {
         struct rdti_request *send = RDTI_CONTAINER(stream->waiting.next, struct rdti_request, link);
-        const enum way way = way_of(stream, send->len_bytes, send->has_desc);
+        const enum way way = persistent_send_way_of(stream, send->len_bytes, send->has_desc);
         if (way == LATER)
             break;
         rdti_list_remove(&send->link);
         if (way == INTO_PLACE) {
-            const struct rdti_stand_place *place = &stream->places[first_told(stream)->place];
+            const struct rdti_stand_place *place =
+                &stream->places[persistent_send_first_told(stream)->place];
             if (!rdti_tx_stream_write(stream, send, stream->sent, &place->cts))
                 break;
             continue;
         }
-        count_missed(stream, send->len_bytes);
+        persistent_send_count_missed(stream, send->len_bytes);
         stream->sent++;
         rdti_list_append(&m->sends, &send->link);
     }
@@ -184,7 +185,7 @@ run(struct rdti_tx_stream *stream)
 }
 
 static bool
-is_keyed(uint64_t tag, bool has_desc)
+persistent_send_is_keyed(uint64_t tag, bool has_desc)
 {
     return has_desc && rdti_tag_is_once(tag);
 }
@@ -193,7 +194,7 @@ bool
 rdti_stand_is_awaited(struct rdti_mailbox *m, uint64_t group_id, uint64_t tag, bool has_desc,
                       uint64_t len_bytes)
 {
-    if (len_bytes < RDTI_KEYED_MIN_BYTES || !is_keyed(tag, has_desc))
+    if (len_bytes < RDTI_KEYED_MIN_BYTES || !persistent_send_is_keyed(tag, has_desc))
         return false;
     const struct rdti_tx_stream *stream = rdti_keyed_find(m, group_id);
     return stream != NULL && len_bytes >= stream->least_bytes;
@@ -205,17 +206,18 @@ rdti_stand_send_now(struct rdti_mailbox *m, const struct rdti_message *head, con
 {
     struct rdti_tx_stream *stream = rdti_stand_find_tx(m, head->group_id, head->tag);
 
-    if (is_keyed(head->tag, head->op != 0))
+    if (persistent_send_is_keyed(head->tag, head->op != 0))
         return !rdti_stand_is_awaited(m, head->group_id, head->tag, true, head->len_bytes) &&
                rdti_mailbox_send_now(m, head, src, t, status_out, err);
-    if (stream != NULL && (!rdti_list_is_empty(&stream->waiting) ||
-                           way_of(stream, head->len_bytes, head->op != 0) != ORDINARY))
+    if (stream != NULL &&
+        (!rdti_list_is_empty(&stream->waiting) ||
+         persistent_send_way_of(stream, head->len_bytes, head->op != 0) != ORDINARY))
         return false;
     if (!rdti_mailbox_send_now(m, head, src, t, status_out, err))
         return false;
     stream = rdti_stand_find_tx(m, head->group_id, head->tag); /* the path may have ended */
     if (stream != NULL && *status_out == RDT_OK) {
-        count_missed(stream, head->len_bytes);
+        persistent_send_count_missed(stream, head->len_bytes);
         stream->sent++;
     }
     return true;
@@ -224,7 +226,7 @@ rdti_stand_send_now(struct rdti_mailbox *m, const struct rdti_message *head, con
 void
 rdti_stand_send(struct rdti_mailbox *m, struct rdti_request *send)
 {
-    const bool is_once = is_keyed(send->tag, send->has_desc);
+    const bool is_once = persistent_send_is_keyed(send->tag, send->has_desc);
     struct rdti_tx_stream *stream = is_once ? rdti_keyed_find(m, send->scope->id)
                                             : rdti_stand_find_tx(m, send->scope->id, send->tag);
 
@@ -240,15 +242,15 @@ rdti_stand_send(struct rdti_mailbox *m, struct rdti_request *send)
     }
     /* A message that may end before its receive is posted must not wait for those before it. */
     if (send->len_bytes <= RDTI_STAND_WAIT_BYTES)
-        release_waiting(stream);
+        persistent_send_release_waiting(stream);
     rdti_list_append(&stream->waiting, &send->link);
-    run(stream);
+    persistent_send_run(stream);
 }
 
 void
 rdti_stand_not_sent(struct rdti_mailbox *m, const struct rdti_request *send)
 {
-    struct rdti_tx_stream *stream = is_keyed(send->tag, send->has_desc)
+    struct rdti_tx_stream *stream = persistent_send_is_keyed(send->tag, send->has_desc)
                                         ? NULL
                                         : rdti_stand_find_tx(m, send->scope->id, send->tag);
 
@@ -260,7 +262,7 @@ rdti_stand_not_sent(struct rdti_mailbox *m, const struct rdti_request *send)
 
 /* Sends that are not in the ring yet come after the answer. */
 static uint64_t
-count_queued(const struct rdti_mailbox *m, uint64_t group_id, uint64_t tag)
+persistent_send_count_queued(const struct rdti_mailbox *m, uint64_t group_id, uint64_t tag)
 {
     uint64_t count = 0;
 
@@ -273,7 +275,8 @@ count_queued(const struct rdti_mailbox *m, uint64_t group_id, uint64_t tag)
 
 /* Checks that the receiver may ask for this stream now. */
 static rdt_status
-check_stand(struct rdti_mailbox *m, const struct rdti_message *head, struct rdt_error *err)
+persistent_send_check_stand(struct rdti_mailbox *m, const struct rdti_message *head,
+                            struct rdt_error *err)
 {
     const bool is_once = head->count == RDTI_STAND_KEYED;
     const struct rdti_tx_stream *there = is_once ? rdti_keyed_find(m, head->group_id)
@@ -291,7 +294,7 @@ check_stand(struct rdti_mailbox *m, const struct rdti_message *head, struct rdt_
 
 /* False: the group does not work, or not yet; or no memory is left. */
 static bool
-begin(struct rdti_mailbox *m, const struct rdti_message *head)
+persistent_send_begin(struct rdti_mailbox *m, const struct rdti_message *head)
 {
     const struct rdti_scope *scope = rdti_scope_find(m->mailboxes, head->group_id);
     struct rdti_tx_stream *stream =
@@ -311,7 +314,7 @@ begin(struct rdti_mailbox *m, const struct rdti_message *head)
     if (stream->is_keyed)
         rdti_keyed_begin(stream);
     else
-        stream->sent = count_queued(m, head->group_id, head->tag);
+        stream->sent = persistent_send_count_queued(m, head->group_id, head->tag);
     return true;
 }
 
@@ -326,18 +329,18 @@ rdti_stand_on_stand(struct rdti_mailbox *m, const struct rdti_message *head, str
         if (stream != NULL)
             rdti_tx_stream_end(stream);
         else
-            answer(m, head->id, false);
+            persistent_send_answer(m, head->id, false);
         return RDT_OK;
     }
-    const rdt_status status = check_stand(m, head, err);
+    const rdt_status status = persistent_send_check_stand(m, head, err);
     if (status == RDT_OK)
-        answer(m, head->id, begin(m, head));
+        persistent_send_answer(m, head->id, persistent_send_begin(m, head));
     return status;
 }
 
 /* False: no memory. */
 static bool
-add_place(struct rdti_tx_stream *stream, const struct rdti_stand_place *place)
+persistent_send_add_place(struct rdti_tx_stream *stream, const struct rdti_stand_place *place)
 {
     if (stream->place_count == stream->place_cap) {
         const uint32_t cap = stream->place_cap == 0 ? 16 : stream->place_cap * 2;
@@ -371,9 +374,9 @@ rdti_stand_on_place(struct rdti_mailbox *m, const struct rdti_message *head, con
         stream->places[head->count] = place;
         return RDT_OK;
     }
-    if (head->count != stream->place_count || stream->place_count == RDTI_PLACES_MAX)
+    if (head->count != stream->place_count || stream->place_count == RDTI_STAND_PLACES_MAX)
         return rdti_stand_broken(m, err, "tells a place out of order");
-    if (!add_place(stream, &place))
+    if (!persistent_send_add_place(stream, &place))
         rdti_tx_stream_end(stream); /* later messages of it are ignored */
     return RDT_OK;
 }
@@ -386,7 +389,7 @@ rdti_tx_stream_grow_told(struct rdti_tx_stream *stream)
     if (stream->told_count < stream->told_cap)
         return true;
     const uint32_t cap = stream->told_cap == 0 ? 64 : stream->told_cap * 2;
-    struct rdti_told *told = malloc(sizeof(*told) * cap);
+    struct rdti_announced_receive *told = malloc(sizeof(*told) * cap);
 
     if (told == NULL) {
         rdti_tx_stream_end(stream);
@@ -415,15 +418,15 @@ rdti_stand_on_posted(struct rdti_mailbox *m, const struct rdti_message *head, st
         (head->len_bytes != RDTI_PLACE_NONE && head->len_bytes >= stream->place_count))
         return rdti_stand_broken(m, err,
                                  "tells a receive twice, or one in a place that it did not tell");
-    (void)first_told(stream); /* drops those that are over */
+    (void)persistent_send_first_told(stream); /* drops those that are over */
     if (stream->told_count == RDTI_TOLD_MAX)
         return rdti_stand_broken(m, err, "tells more receives than can wait");
     if (!rdti_tx_stream_grow_told(stream))
         return RDT_OK;
     stream->told[(stream->told_head + stream->told_count++) % stream->told_cap] =
-        (struct rdti_told){.number = head->count, .place = head->len_bytes};
+        (struct rdti_announced_receive){.number = head->count, .place = head->len_bytes};
     stream->told_next = head->count + 1;
-    run(stream);
+    persistent_send_run(stream);
     return RDT_OK;
 }
 
@@ -440,7 +443,7 @@ rdti_stand_is_idle_tx(const struct rdti_mailbox *m)
 }
 
 static struct rdti_tx_stream *
-find_group(struct rdti_mailbox *m, uint64_t group_id)
+persistent_send_find_group(struct rdti_mailbox *m, uint64_t group_id)
 {
     for (struct rdti_list *node = m->tx_streams.next; node != &m->tx_streams; node = node->next) {
         struct rdti_tx_stream *stream = RDTI_CONTAINER(node, struct rdti_tx_stream, link);
@@ -455,7 +458,7 @@ rdti_stand_end_tx(struct rdti_mailbox *m, uint64_t group_id)
 {
     struct rdti_tx_stream *stream;
 
-    while ((stream = find_group(m, group_id)) != NULL)
+    while ((stream = persistent_send_find_group(m, group_id)) != NULL)
         rdti_tx_stream_end(stream);
     rdti_mailbox_flush(m);
 }
@@ -470,6 +473,6 @@ rdti_stand_on_ended_tx(struct rdti_mailbox *m, const struct rdt_error *err)
         while ((node = rdti_list_take_first(&stream->waiting)) != NULL)
             rdti_request_finish(RDTI_CONTAINER(node, struct rdti_request, link),
                                 (rdt_status)err->status, err);
-        free_stream(stream);
+        persistent_send_free_stream(stream);
     }
 }

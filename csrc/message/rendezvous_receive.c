@@ -24,10 +24,11 @@
 /* Fits a level-two cache: one core writes it and another one reads it, over and over. */
 #define BOUNCE_BYTES (UINT64_C(1) << 20)
 /* Smaller ones are more often in memory that was used before. */
-#define POPULATE_FROM_BYTES (UINT64_C(16) << 20)
+#define READ_POPULATE_FROM_BYTES (UINT64_C(16) << 20)
 
 static void
-copy_error(struct rdti_request *receive, rdt_status status, const struct rdt_error *err)
+rndv_receive_copy_error(struct rdti_request *receive, rdt_status status,
+                        const struct rdt_error *err)
 {
     if (err != NULL)
         receive->error = *err;
@@ -38,7 +39,7 @@ copy_error(struct rdti_request *receive, rdt_status status, const struct rdt_err
 
 /* Ends a receive that the sender waits for. */
 static void
-refuse(struct rdti_request *receive, const struct rdt_error *err)
+rndv_receive_refuse(struct rdti_request *receive, const struct rdt_error *err)
 {
     rdti_mailbox_nack(receive->mailbox, receive->id, RDTI_ID_IS_YOURS, err);
     rdti_request_finish(receive, (rdt_status)err->status, err);
@@ -47,18 +48,18 @@ refuse(struct rdti_request *receive, const struct rdt_error *err)
 /* Called before a part of its buffer is written here: faults the pages of a large receive in at
  * once. */
 static void
-populate(struct rdti_request *receive, uint64_t off_bytes, uint64_t len_bytes)
+rndv_receive_populate(struct rdti_request *receive, uint64_t off_bytes, uint64_t len_bytes)
 {
-    if (receive->len_bytes >= POPULATE_FROM_BYTES)
+    if (receive->len_bytes >= READ_POPULATE_FROM_BYTES)
         rdti_pages_populate((char *)receive->buf + off_bytes, len_bytes);
 }
 
-static void begin_grant(struct rdti_mailbox *m, struct rdti_request *receive);
+static void rndv_receive_begin_grant(struct rdti_mailbox *m, struct rdti_request *receive);
 
 /* ---- Reading ----------------------------------------------------------------------------- */
 
 static void
-on_read(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
+rndv_receive_on_read(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
 {
     struct rdt_transfer *t = RDTI_CONTAINER(op, struct rdt_transfer, op);
     struct rdti_request *receive = t->owner;
@@ -70,7 +71,7 @@ on_read(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
         receive->done_bytes += op->len_bytes;
     } else {
         receive->op_status = status;
-        copy_error(receive, status, err);
+        rndv_receive_copy_error(receive, status, err);
         if (status == RDT_EPEER)
             rdti_endpoint_on_lane_error(receive->mailbox->ep, &receive->error);
     }
@@ -78,7 +79,7 @@ on_read(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
 }
 
 static void
-read_region(struct rdti_request *receive)
+rndv_receive_read_region(struct rdti_request *receive)
 {
     const uint64_t left = receive->len_bytes - receive->done_bytes;
     struct rdt_transfer *t = receive->transfer;
@@ -94,19 +95,19 @@ read_region(struct rdti_request *receive)
     t->op.blocks = &t->op.block;
     t->op.block_count = 1;
     t->op.len_bytes = t->op.block.len_bytes;
-    t->op.complete = on_read;
+    t->op.complete = rndv_receive_on_read;
     receive->ops++;
-    populate(receive, receive->done_bytes, t->op.len_bytes);
+    rndv_receive_populate(receive, receive->done_bytes, t->op.len_bytes);
     const rdt_status status = rdti_endpoint_post(receive->mailbox->ep, t, &err);
     if (status != RDT_OK) {
         receive->ops--;
         receive->op_status = status;
-        copy_error(receive, status, &err);
+        rndv_receive_copy_error(receive, status, &err);
     }
 }
 
 static void
-forbid_process(struct rdti_mailbox *m, uint32_t pid, const char *why)
+rndv_receive_forbid_process(struct rdti_mailbox *m, uint32_t pid, const char *why)
 {
     m->process_reach = RDTI_REACH_NO;
     rdti_log(RDT_LOG_INFO,
@@ -117,31 +118,31 @@ forbid_process(struct rdti_mailbox *m, uint32_t pid, const char *why)
 /* Refused late: the sender made itself undumpable, or yama was raised. All of the message takes the
  * next path; its sender still waits for an answer to the RTS. */
 static void
-leave_process(struct rdti_request *receive, const char *why)
+rndv_receive_leave_process(struct rdti_request *receive, const char *why)
 {
     struct rdti_mailbox *m = receive->mailbox;
 
-    forbid_process(m, receive->rts.pid, why);
+    rndv_receive_forbid_process(m, receive->rts.pid, why);
     rdti_list_remove(&receive->link);
     receive->done_bytes = receive->checked_bytes = 0;
     if (receive->is_nacked) { /* the sender answers no grant any more */
         struct rdt_error gone = {0};
         (void)rdti_error_set_rank(&gone, RDT_EPEER, rdti_endpoint_rank(m->ep),
                                   "the sender has cancelled the message");
-        refuse(receive, &gone);
+        rndv_receive_refuse(receive, &gone);
         return;
     }
-    begin_grant(m, receive);
+    rndv_receive_begin_grant(m, receive);
 }
 
 static void
-read_process(struct rdti_request *receive)
+rndv_receive_read_process(struct rdti_request *receive)
 {
     const uint64_t left = receive->len_bytes - receive->done_bytes;
     const uint64_t len_bytes = left < PROCESS_SLICE_BYTES ? left : PROCESS_SLICE_BYTES;
     bool is_other = false;
 
-    populate(receive, receive->done_bytes, len_bytes);
+    rndv_receive_populate(receive, receive->done_bytes, len_bytes);
     const ssize_t got = rdti_process_read(receive, len_bytes, &is_other);
     const int sys_errno = got < 0 ? errno : 0;
 
@@ -152,27 +153,27 @@ read_process(struct rdti_request *receive)
         return;
     }
     if (got < 0 && rdti_is_forbidden(sys_errno)) {
-        leave_process(receive, strerror(sys_errno));
+        rndv_receive_leave_process(receive, strerror(sys_errno));
         return;
     }
     rdti_process_fail(receive, got, sys_errno, is_other);
 }
 
 static bool
-wants_slice(const struct rdti_request *receive)
+rndv_receive_wants_slice(const struct rdti_request *receive)
 {
     return receive->ops == 0 && receive->op_status == RDT_OK && !receive->is_cancelled &&
            receive->done_bytes < receive->len_bytes;
 }
 
 static void
-end_read(struct rdti_request *receive)
+rndv_receive_end_read(struct rdti_request *receive)
 {
     struct rdti_mailbox *m = receive->mailbox;
 
     if (receive->op_status != RDT_OK || receive->is_cancelled) {
         const struct rdt_error err = receive->error;
-        refuse(receive, &err);
+        rndv_receive_refuse(receive, &err);
         if (err.status == RDT_ECORRUPT)
             rdti_endpoint_fail(m->ep, &err, false);
         return;
@@ -183,41 +184,41 @@ end_read(struct rdti_request *receive)
 
 /* A mismatch with the sums ends the receive, and the endpoint once the sender is notified. */
 static void
-check_pulled(struct rdti_request *receive)
+rndv_receive_check_pulled(struct rdti_request *receive)
 {
     receive->op_status = rdti_sums_check_receive(receive, &receive->error);
 }
 
 /* Advances the reads, the first one first, as far as `slices` and the lane allow. */
 static void
-run_reads(struct rdti_mailbox *m, uint32_t slices)
+rndv_receive_run_reads(struct rdti_mailbox *m, uint32_t slices)
 {
     while (!rdti_list_is_empty(&m->pulls)) {
         struct rdti_request *receive = RDTI_CONTAINER(m->pulls.next, struct rdti_request, link);
         if (receive->ops > 0)
             return;
         if (receive->op_status == RDT_OK && !receive->is_cancelled)
-            check_pulled(receive);
-        if (!wants_slice(receive)) {
-            end_read(receive);
+            rndv_receive_check_pulled(receive);
+        if (!rndv_receive_wants_slice(receive)) {
+            rndv_receive_end_read(receive);
             continue;
         }
         if (slices-- == 0)
             return;
         if (receive->is_process)
-            read_process(receive);
+            rndv_receive_read_process(receive);
         else
-            read_region(receive);
+            rndv_receive_read_region(receive);
     }
 }
 
 static rdt_status
-step(void *arg)
+rndv_receive_step(void *arg)
 {
     struct rdti_mailbox *m = arg;
 
     if (!m->is_destroyed) {
-        run_reads(m, 1);
+        rndv_receive_run_reads(m, 1);
         if (!rdti_list_is_empty(&m->pulls)) {
             const struct rdti_request *first =
                 RDTI_CONTAINER(m->pulls.next, struct rdti_request, link);
@@ -233,7 +234,7 @@ step(void *arg)
 }
 
 static void
-begin_read(struct rdti_mailbox *m, struct rdti_request *receive, bool is_process)
+rndv_receive_begin_read(struct rdti_mailbox *m, struct rdti_request *receive, bool is_process)
 {
     const bool is_first = rdti_list_is_empty(&m->pulls);
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
@@ -243,10 +244,10 @@ begin_read(struct rdti_mailbox *m, struct rdti_request *receive, bool is_process
     receive->transfer->owner = receive;
     rdti_list_append(&m->pulls, &receive->link);
     if (is_first) /* most are done at once */
-        run_reads(m, 1);
+        rndv_receive_run_reads(m, 1);
     if (rdti_list_is_empty(&m->pulls) || m->has_task)
         return;
-    if (rdti_engine_add_task(m->ctx->engine, step, m, &err) != RDT_OK) {
+    if (rdti_engine_add_task(m->ctx->engine, rndv_receive_step, m, &err) != RDT_OK) {
         rdti_endpoint_fail(m->ep, &err, false); /* its end finishes those on the list */
         return;
     }
@@ -256,7 +257,7 @@ begin_read(struct rdti_mailbox *m, struct rdti_request *receive, bool is_process
 
 /* Whether the kernel permits reading the process that the RTS names, and that it is the peer. */
 static bool
-is_readable(struct rdti_mailbox *m, const struct rdti_rts *rts)
+rndv_receive_is_readable(struct rdti_mailbox *m, const struct rdti_rts *rts)
 {
     uint64_t seen = 0;
     const struct iovec local = {&seen, sizeof(seen)};
@@ -275,15 +276,17 @@ is_readable(struct rdti_mailbox *m, const struct rdti_rts *rts)
         m->peer_canary = rts->canary;
         return true;
     }
-    forbid_process(m, rts->pid,
-                   got < 0 ? strerror(sys_errno) : "another process has this number here");
+    rndv_receive_forbid_process(m, rts->pid,
+                                got < 0 ? strerror(sys_errno)
+                                        : "another process has this number here");
     return false;
 }
 
 /* ---- Granting ---------------------------------------------------------------------------- */
 
 static rdt_status
-grant(struct rdti_request *receive, rdt_region *region, uint64_t off, struct rdt_error *err)
+rndv_receive_grant(struct rdti_request *receive, rdt_region *region, uint64_t off,
+                   struct rdt_error *err)
 {
     struct rdti_mailbox *m = receive->mailbox;
     struct rdti_cts cts = {.region_off = off};
@@ -303,7 +306,7 @@ grant(struct rdti_request *receive, rdt_region *region, uint64_t off, struct rdt
 
 /* The bounce buffer's next user, if it is free. */
 static void
-grant_bounce(struct rdti_mailbox *m)
+rndv_receive_grant_bounce(struct rdti_mailbox *m)
 {
     while (!m->is_bounce_busy && !rdti_list_is_empty(&m->staging)) {
         struct rdti_request *receive = RDTI_CONTAINER(m->staging.next, struct rdti_request, link);
@@ -314,17 +317,17 @@ grant_bounce(struct rdti_mailbox *m)
         if (status == RDT_OK) {
             m->is_bounce_busy = true;
             receive->is_bounced = true;
-            status = grant(receive, m->bounce, 0, &err);
+            status = rndv_receive_grant(receive, m->bounce, 0, &err);
         }
         if (status == RDT_OK)
             return;
         m->is_bounce_busy = false;
-        refuse(receive, &err);
+        rndv_receive_refuse(receive, &err);
     }
 }
 
 static void
-on_drained(void *arg)
+rndv_receive_on_drained(void *arg)
 {
     struct rdti_request *receive = arg;
     struct rdti_engine *engine = receive->scope->ctx->engine;
@@ -337,7 +340,7 @@ on_drained(void *arg)
 
 /* Nothing more comes, or may come. A cancelled receive ends with receive->error. */
 static void
-end_grant(struct rdti_request *receive)
+rndv_receive_end_grant(struct rdti_request *receive)
 {
     struct rdti_mailbox *m = receive->mailbox;
 
@@ -346,28 +349,28 @@ end_grant(struct rdti_request *receive)
     rdti_list_remove(&receive->link);
     if (receive->owns_region) {
         rdti_request_become(receive, RDTI_REQUEST_DRAINING);
-        rdt_region_free(receive->region, on_drained, receive);
+        rdt_region_free(receive->region, rndv_receive_on_drained, receive);
     } else {
         rdti_request_finish(receive,
                             receive->is_cancelled ? (rdt_status)receive->error.status : RDT_OK,
                             &receive->error);
     }
     if (!m->has_ended)
-        grant_bounce(m);
+        rndv_receive_grant_bounce(m);
 }
 
 static void
-cancel_grant(struct rdti_request *receive, const struct rdt_error *err)
+rndv_receive_cancel_grant(struct rdti_request *receive, const struct rdt_error *err)
 {
     if (!receive->is_cancelled) {
         receive->is_cancelled = true;
         receive->error = *err;
     }
-    end_grant(receive);
+    rndv_receive_end_grant(receive);
 }
 
 static void
-begin_grant(struct rdti_mailbox *m, struct rdti_request *receive)
+rndv_receive_begin_grant(struct rdti_mailbox *m, struct rdti_request *receive)
 {
     const bool is_same_host = rdti_endpoint_caps(m->ep).is_same_host;
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
@@ -381,7 +384,7 @@ begin_grant(struct rdti_mailbox *m, struct rdti_request *receive)
                                              &segment, &segment_off) != RDT_OK)) {
         rdti_request_become(receive, RDTI_REQUEST_STAGING);
         rdti_list_append(&m->staging, &receive->link);
-        grant_bounce(m);
+        rndv_receive_grant_bounce(m);
         return;
     }
     if (region == NULL) {
@@ -390,26 +393,28 @@ begin_grant(struct rdti_mailbox *m, struct rdti_request *receive)
         receive->owns_region = status == RDT_OK;
     }
     if (status == RDT_OK)
-        status = grant(receive, region,
-                       (uint64_t)((char *)receive->buf - (char *)rdt_region_addr(region)), &err);
+        status =
+            rndv_receive_grant(receive, region,
+                               (uint64_t)((char *)receive->buf - (char *)rdt_region_addr(region)),
+                               &err);
     if (status == RDT_OK)
         return;
     if (receive->owns_region)
         rdt_region_free(region, NULL, NULL); /* it was not exported */
-    refuse(receive, &err);
+    rndv_receive_refuse(receive, &err);
 }
 
 /* ---- Events ------------------------------------------------------------------------------ */
 
 static void
-receive_cancel(struct rdti_request *receive, const struct rdt_error *err)
+rndv_receive_cancel(struct rdti_request *receive, const struct rdt_error *err)
 {
     struct rdti_mailbox *m = receive->mailbox;
 
     if (receive->is_cancelled || receive->state == RDTI_REQUEST_DRAINING)
         return;
     if (receive->state == RDTI_REQUEST_STAGING) {
-        refuse(receive, err);
+        rndv_receive_refuse(receive, err);
         return;
     }
     receive->is_cancelled = true;
@@ -418,7 +423,7 @@ receive_cancel(struct rdti_request *receive, const struct rdt_error *err)
         return; /* the task sees it at the next slice */
     rdti_mailbox_nack(m, receive->id, RDTI_ID_IS_YOURS, err);
     if (receive->owns_region)
-        end_grant(receive); /* later writes of the peer are refused */
+        rndv_receive_end_grant(receive); /* later writes of the peer are refused */
 }
 
 void
@@ -428,7 +433,7 @@ rdti_receive_begin(struct rdti_mailbox *m, struct rdti_request *receive,
     const struct rdti_transport_caps caps = rdti_endpoint_caps(m->ep);
 
     receive->mailbox = m;
-    receive->cancel = receive_cancel;
+    receive->cancel = rndv_receive_cancel;
     receive->id = head->id;
     receive->len_bytes = head->len_bytes;
     if (head->len_bytes == 0) {
@@ -442,16 +447,16 @@ rdti_receive_begin(struct rdti_mailbox *m, struct rdti_request *receive,
     }
     receive->rts = *rts;
     if (caps.can_map && rts->has_region && rts->region.segment != RDT_SEGMENT_NONE)
-        begin_read(m, receive, false);
-    else if (caps.is_same_host && rts->has_process && is_readable(m, rts))
-        begin_read(m, receive, true);
+        rndv_receive_begin_read(m, receive, false);
+    else if (caps.is_same_host && rts->has_process && rndv_receive_is_readable(m, rts))
+        rndv_receive_begin_read(m, receive, true);
     else
-        begin_grant(m, receive);
+        rndv_receive_begin_grant(m, receive);
 }
 
 /* Numbers and grants follow the same order: it is nearly always the first. */
 static struct rdti_request *
-find(struct rdti_list *list, uint64_t id)
+rndv_receive_find(struct rdti_list *list, uint64_t id)
 {
     for (struct rdti_list *node = list->next; node != list; node = node->next) {
         struct rdti_request *receive = RDTI_CONTAINER(node, struct rdti_request, link);
@@ -463,7 +468,7 @@ find(struct rdti_list *list, uint64_t id)
 
 /* All was written into the granted place. Except on one host, its sums came after each write. */
 static bool
-check_granted(struct rdti_request *receive, struct rdt_error *err)
+rndv_receive_check_granted(struct rdti_request *receive, struct rdt_error *err)
 {
     const rdt_endpoint *ep = receive->mailbox->ep;
 
@@ -482,52 +487,53 @@ check_granted(struct rdti_request *receive, struct rdt_error *err)
 }
 
 static void
-corrupted(struct rdti_request *receive, const struct rdt_error *err)
+rndv_receive_corrupted(struct rdti_request *receive, const struct rdt_error *err)
 {
     rdt_endpoint *ep = receive->mailbox->ep;
 
     rdti_mailbox_nack(receive->mailbox, receive->id, RDTI_ID_IS_YOURS, err);
-    cancel_grant(receive, err);
+    rndv_receive_cancel_grant(receive, err);
     rdti_endpoint_fail(ep, err, false);
 }
 
 void
 rdti_receive_on_fin(struct rdti_mailbox *m, uint64_t id)
 {
-    struct rdti_request *receive = find(&m->granted, id);
+    struct rdti_request *receive = rndv_receive_find(&m->granted, id);
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
 
     if (receive == NULL)
         return;
-    if (!receive->is_bounced && !receive->is_cancelled && !check_granted(receive, &err)) {
-        corrupted(receive, &err);
+    if (!receive->is_bounced && !receive->is_cancelled &&
+        !rndv_receive_check_granted(receive, &err)) {
+        rndv_receive_corrupted(receive, &err);
         return;
     }
     if (receive->is_bounced && !receive->is_cancelled) {
         const uint64_t left = receive->len_bytes - receive->done_bytes;
         const uint64_t len_bytes = left < BOUNCE_BYTES ? left : BOUNCE_BYTES;
-        populate(receive, receive->done_bytes, len_bytes);
+        rndv_receive_populate(receive, receive->done_bytes, len_bytes);
         rdti_copy((char *)receive->buf + receive->done_bytes, rdt_region_addr(m->bounce), len_bytes,
                   RDTI_COPY_TO_OWN);
         rdti_count(&m->ctx->counters.copied_bytes[RDTI_TRAFFIC_DYNAMIC], len_bytes);
         receive->done_bytes += len_bytes;
         if (rdti_sums_check_receive(receive, &err) != RDT_OK) {
-            corrupted(receive, &err);
+            rndv_receive_corrupted(receive, &err);
             return;
         }
         if (receive->done_bytes < receive->len_bytes) {
-            if (grant(receive, m->bounce, 0, &err) != RDT_OK) {
+            if (rndv_receive_grant(receive, m->bounce, 0, &err) != RDT_OK) {
                 rdti_mailbox_nack(m, id, RDTI_ID_IS_YOURS, &err);
-                cancel_grant(receive, &err);
+                rndv_receive_cancel_grant(receive, &err);
             }
             return;
         }
     }
-    end_grant(receive);
+    rndv_receive_end_grant(receive);
 }
 
 static void
-drop_offer(struct rdti_mailbox *m, uint64_t id, const struct rdt_error *why)
+rndv_receive_drop_offer(struct rdti_mailbox *m, uint64_t id, const struct rdt_error *why)
 {
     for (struct rdti_list *node = m->arrivals.next; node != &m->arrivals; node = node->next) {
         struct rdti_arrival *arrival = RDTI_CONTAINER(node, struct rdti_arrival, mailbox_link);
@@ -541,10 +547,10 @@ drop_offer(struct rdti_mailbox *m, uint64_t id, const struct rdt_error *why)
 void
 rdti_receive_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error *why)
 {
-    struct rdti_request *receive = find(&m->granted, id);
+    struct rdti_request *receive = rndv_receive_find(&m->granted, id);
 
     if (receive == NULL)
-        receive = find(&m->staging, id);
+        receive = rndv_receive_find(&m->staging, id);
     if (receive != NULL) {
         const bool is_staged = receive->state == RDTI_REQUEST_STAGING;
         rdti_mailbox_nack(m, id, RDTI_ID_IS_YOURS, why);
@@ -552,18 +558,18 @@ rdti_receive_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error
         if (is_staged)
             rdti_request_finish(receive, (rdt_status)why->status, why);
         else
-            cancel_grant(receive, why);
+            rndv_receive_cancel_grant(receive, why);
         return;
     }
-    receive = find(&m->pulls, id);
+    receive = rndv_receive_find(&m->pulls, id);
     if (receive == NULL)
-        drop_offer(m, id, why);
+        rndv_receive_drop_offer(m, id, why);
     else /* it ends by itself, and answers then, unless it must take another path */
         receive->is_nacked = true;
 }
 
 static void
-end_all(struct rdti_list *receives, const struct rdt_error *err)
+rndv_receive_end_all(struct rdti_list *receives, const struct rdt_error *err)
 {
     while (!rdti_list_is_empty(receives)) {
         struct rdti_request *receive = RDTI_CONTAINER(receives->next, struct rdti_request, link);
@@ -575,8 +581,8 @@ end_all(struct rdti_list *receives, const struct rdt_error *err)
 void
 rdti_receive_on_ended(struct rdti_mailbox *m, const struct rdt_error *err)
 {
-    end_all(&m->staging, err);
-    end_all(&m->pulls, err);
+    rndv_receive_end_all(&m->staging, err);
+    rndv_receive_end_all(&m->pulls, err);
     while (!rdti_list_is_empty(&m->granted))
-        cancel_grant(RDTI_CONTAINER(m->granted.next, struct rdti_request, link), err);
+        rndv_receive_cancel_grant(RDTI_CONTAINER(m->granted.next, struct rdti_request, link), err);
 }

@@ -20,7 +20,7 @@
 
 /* Makes sure that there is a free number. */
 static rdt_status
-need_id(struct rdti_mailbox *m, struct rdt_error *err)
+rndv_send_need_id(struct rdti_mailbox *m, struct rdt_error *err)
 {
     if (m->free_id != 0)
         return RDT_OK;
@@ -38,7 +38,7 @@ need_id(struct rdti_mailbox *m, struct rdt_error *err)
 
 /* Returns the number, if the request has one. */
 static void
-offer_forget(struct rdti_request *request)
+rndv_send_offer_forget(struct rdti_request *request)
 {
     struct rdti_mailbox *m = request->mailbox;
 
@@ -54,19 +54,19 @@ offer_forget(struct rdti_request *request)
 }
 
 static uint64_t
-take_id(struct rdti_mailbox *m, struct rdti_request *send)
+rndv_send_take_id(struct rdti_mailbox *m, struct rdti_request *send)
 {
     const uint32_t index = m->free_id - 1;
     struct rdti_id *entry = &m->ids[index];
 
     m->free_id = entry->next_free;
     entry->request = send;
-    send->forget = offer_forget;
+    send->forget = rndv_send_offer_forget;
     return (uint64_t)entry->generation << 32 | index;
 }
 
 static struct rdti_request *
-find(const struct rdti_mailbox *m, uint64_t id)
+rndv_send_find(const struct rdti_mailbox *m, uint64_t id)
 {
     const uint64_t index = id & UINT32_MAX;
 
@@ -78,7 +78,8 @@ find(const struct rdti_mailbox *m, uint64_t id)
 /* ---- Offers ------------------------------------------------------------------------------ */
 
 static void
-describe_source(const struct rdti_mailbox *m, const struct rdti_request *send, struct rdti_rts *rts)
+rndv_send_describe_source(const struct rdti_mailbox *m, const struct rdti_request *send,
+                          struct rdti_rts *rts)
 {
     const struct rdti_transport_caps caps = rdti_endpoint_caps(m->ep);
     uint32_t segment;
@@ -104,7 +105,7 @@ describe_source(const struct rdti_mailbox *m, const struct rdti_request *send, s
 }
 
 static void
-offer_cancel(struct rdti_request *send, const struct rdt_error *err)
+rndv_send_offer_cancel(struct rdti_request *send, const struct rdt_error *err)
 {
     if (send->is_cancelled)
         return;
@@ -123,7 +124,7 @@ rdti_offer_send(struct rdti_mailbox *m, struct rdti_request *send)
     uint64_t off;
     struct rdti_parcel *parcel =
         rdti_parcel_new(&m->mailboxes->parcels, RDTI_MESSAGE_HEAD_BYTES + RDTI_RTS_BYTES);
-    rdt_status status = need_id(m, &err);
+    rdt_status status = rndv_send_need_id(m, &err);
 
     if (status == RDT_OK && parcel == NULL)
         status = rdti_error_set(&err, RDT_ENOMEM, 0, "a message of %d bytes", RDTI_RTS_BYTES);
@@ -138,10 +139,10 @@ rdti_offer_send(struct rdti_mailbox *m, struct rdti_request *send)
         rdti_parcel_free(parcel);
         return false;
     }
-    describe_source(m, send, &rts);
+    rndv_send_describe_source(m, send, &rts);
     rdti_request_become(send, RDTI_REQUEST_OFFERED);
-    send->cancel = offer_cancel;
-    send->id = take_id(m, send);
+    send->cancel = rndv_send_offer_cancel;
+    send->id = rndv_send_take_id(m, send);
     send->has_id = true;
     rdti_list_remove(&send->link);
     rdti_list_append(&m->offered, &send->link);
@@ -175,9 +176,9 @@ rdti_offer_send(struct rdti_mailbox *m, struct rdti_request *send)
 
 /* Ends a send, at once or when the lane has let go of it. */
 static void
-end_send(struct rdti_request *send, rdt_status status, const struct rdt_error *err)
+rndv_send_end(struct rdti_request *send, rdt_status status, const struct rdt_error *err)
 {
-    offer_forget(send);
+    rndv_send_offer_forget(send);
     if (status != RDT_OK && !send->is_cancelled) {
         send->is_cancelled = true;
         send->error = *err;
@@ -195,7 +196,7 @@ end_send(struct rdti_request *send, rdt_status status, const struct rdt_error *e
 
 /* The lane reports that a granted place was written. It must not be called from here. */
 static void
-on_written(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
+rndv_send_on_written(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
 {
     struct rdt_transfer *t = RDTI_CONTAINER(op, struct rdt_transfer, op);
     struct rdti_request *send = t->owner;
@@ -215,16 +216,17 @@ on_written(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
     if (status != RDT_OK && status != RDT_ESTALE)
         rdti_endpoint_on_lane_error(send->mailbox->ep, &why);
     if (status != RDT_OK)
-        end_send(send, (rdt_status)why.status, &why);
+        rndv_send_end(send, (rdt_status)why.status, &why);
     else if (send->state == RDTI_REQUEST_LANE && send->ops == 0)
-        end_send(send, RDT_OK, NULL);
+        rndv_send_end(send, RDT_OK, NULL);
     rdti_engine_leave(engine);
 }
 
 /* Writes what was not granted yet, as far as it fits. On an error nothing was sent. */
 static rdt_status
-write_granted(struct rdti_mailbox *m, struct rdti_request *send, const struct rdti_cts *cts,
-              uint64_t len_bytes, enum rdti_traffic traffic, struct rdt_error *err)
+rndv_send_write_granted(struct rdti_mailbox *m, struct rdti_request *send,
+                        const struct rdti_cts *cts, uint64_t len_bytes, enum rdti_traffic traffic,
+                        struct rdt_error *err)
 {
     struct rdt_transfer *t = rdti_transfer_new(m->ctx->pool);
 
@@ -241,7 +243,7 @@ write_granted(struct rdti_mailbox *m, struct rdti_request *send, const struct rd
     t->op.blocks = &t->op.block;
     t->op.block_count = 1;
     t->op.len_bytes = len_bytes;
-    t->op.complete = on_written;
+    t->op.complete = rndv_send_on_written;
     t->owner = send;
     send->ops++;
     send->done_bytes += len_bytes; /* before: a lane may end the send inside the call */
@@ -261,12 +263,12 @@ rdti_offer_write(struct rdti_mailbox *m, struct rdti_request *send, const struct
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
 
     rdti_request_become(send, RDTI_REQUEST_LANE);
-    send->cancel = offer_cancel;
+    send->cancel = rndv_send_offer_cancel;
     rdti_list_append(&m->offered, &send->link);
     const rdt_status status =
-        write_granted(m, send, place, send->len_bytes, RDTI_TRAFFIC_PLANNED, &err);
+        rndv_send_write_granted(m, send, place, send->len_bytes, RDTI_TRAFFIC_PLANNED, &err);
     if (status != RDT_OK)
-        end_send(send, status, &err);
+        rndv_send_end(send, status, &err);
     return status == RDT_OK;
 }
 
@@ -274,7 +276,7 @@ rdt_status
 rdti_offer_on_cts(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *body,
                   struct rdt_error *err)
 {
-    struct rdti_request *send = find(m, head->id);
+    struct rdti_request *send = rndv_send_find(m, head->id);
     struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
     struct rdti_cts cts;
     rdt_status status = rdti_cts_decode(body, RDTI_CTS_BYTES, &cts, err);
@@ -299,10 +301,10 @@ rdti_offer_on_cts(struct rdti_mailbox *m, const struct rdti_message *head, const
         return rdti_error_set(err, RDT_ENOMEM, 0, "sums of %llu bytes",
                               (unsigned long long)len_bytes);
     /* may finish the send */
-    status = write_granted(m, send, &cts, len_bytes, RDTI_TRAFFIC_DYNAMIC, &why);
+    status = rndv_send_write_granted(m, send, &cts, len_bytes, RDTI_TRAFFIC_DYNAMIC, &why);
     if (status != RDT_OK) {
         free(sums);
-        end_send(send, status, &why);
+        rndv_send_end(send, status, &why);
         rdti_mailbox_nack(m, id, RDTI_ID_IS_MINE, &why);
         return RDT_OK;
     }
@@ -317,7 +319,7 @@ rdti_offer_on_cts(struct rdti_mailbox *m, const struct rdti_message *head, const
 rdt_status
 rdti_offer_on_fin(struct rdti_mailbox *m, uint64_t id, struct rdt_error *err)
 {
-    struct rdti_request *send = find(m, id);
+    struct rdti_request *send = rndv_send_find(m, id);
 
     if (send == NULL)
         return RDT_OK;
@@ -325,20 +327,20 @@ rdti_offer_on_fin(struct rdti_mailbox *m, uint64_t id, struct rdt_error *err)
         return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(m->ep),
                                    "mailbox: rank %d ends a message that it asked us to write",
                                    (int)rdti_endpoint_rank(m->ep));
-    end_send(send, RDT_OK, NULL);
+    rndv_send_end(send, RDT_OK, NULL);
     return RDT_OK;
 }
 
 void
 rdti_offer_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error *why)
 {
-    struct rdti_request *send = find(m, id);
+    struct rdti_request *send = rndv_send_find(m, id);
 
     if (send == NULL)
         return;
     const bool knows = send->is_cancelled; /* this is the answer to the local NACK */
     rdti_mailbox_note_cause(m, send->scope, why);
-    end_send(send, (rdt_status)why->status, why);
+    rndv_send_end(send, (rdt_status)why->status, why);
     if (!knows)
         rdti_mailbox_nack(m, id, RDTI_ID_IS_MINE, why);
 }

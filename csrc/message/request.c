@@ -60,7 +60,7 @@ rdti_request_new(struct rdti_scope *scope, struct rdt_transfer *t, uint32_t peer
 }
 
 static void
-unlink_request(struct rdti_request *request)
+request_unlink(struct rdti_request *request)
 {
     if (request->forget != NULL)
         request->forget(request);
@@ -76,7 +76,7 @@ rdti_request_release(struct rdti_request *request)
 {
     struct rdti_scope *scope = request->scope;
 
-    unlink_request(request);
+    request_unlink(request);
     rdti_pool_give(&scope->mailboxes->requests, request);
     rdti_scope_unref(scope);
 }
@@ -86,7 +86,7 @@ rdti_request_finish(struct rdti_request *request, rdt_status status, const struc
 {
     struct rdt_transfer *t = request->transfer;
 
-    unlink_request(request);
+    request_unlink(request);
     if (status == RDT_OK)
         t->len_bytes = request->len_bytes;
     if (!request->is_send && request->peer != RDT_SOURCE_ANY)

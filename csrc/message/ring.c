@@ -24,7 +24,7 @@ rdti_ring_eager_max(const struct rdti_mailbox *m, uint32_t units)
 }
 
 static void
-on_parcel_released(struct rdt_transfer *t)
+message_ring_on_parcel_released(struct rdt_transfer *t)
 {
     struct rdti_parcel *parcel = t->owner;
     struct rdti_engine *engine = parcel->parcels->engine;
@@ -38,14 +38,14 @@ on_parcel_released(struct rdt_transfer *t)
  * cause is a bug here or a lack of memory; after a lane's first error the core ends the
  * endpoint. */
 static void
-on_refused(struct rdti_mailbox *m, rdt_status status, const struct rdt_error *err)
+message_ring_on_refused(struct rdti_mailbox *m, rdt_status status, const struct rdt_error *err)
 {
     if (status == RDT_ENOMEM || status == RDT_ERANGE || status == RDT_EINTERNAL)
         rdti_endpoint_fail(m->ep, err, false);
 }
 
 static void
-pad(struct rdti_mailbox *m)
+message_ring_pad(struct rdti_mailbox *m)
 {
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
     const struct rdt_block block = {.src = pad_head,
@@ -56,7 +56,7 @@ pad(struct rdti_mailbox *m)
                                  false, NULL, NULL, &err);
 
     if (status != RDT_OK)
-        on_refused(m, status, &err);
+        message_ring_on_refused(m, status, &err);
     m->tx_sent += m->tx_units - m->tx_pos;
     m->tx_pos = 0;
 }
@@ -71,7 +71,7 @@ rdti_ring_reserve(struct rdti_mailbox *m, uint32_t units, uint32_t keep_units, u
     if (room < units + padding + keep_units)
         return false;
     if (padding > 0)
-        pad(m);
+        message_ring_pad(m);
     *off_out = (uint64_t)m->tx_pos * RDTI_MESSAGE_ALIGN;
     m->tx_pos += units;
     if (m->tx_pos == m->tx_units)
@@ -83,7 +83,7 @@ rdti_ring_reserve(struct rdti_mailbox *m, uint32_t units, uint32_t keep_units, u
 /* Whether the peer's progress thread has to act: an answer is needed, or the ring fills and no
  * thread takes messages. That thread then takes all, so one wake-up does for a while. */
 static bool
-is_urgent(struct rdti_mailbox *m, const struct rdti_parcel *parcel)
+message_ring_is_urgent(struct rdti_mailbox *m, const struct rdti_parcel *parcel)
 {
     const struct rdti_message *head = &parcel->head;
     const bool is_credit = head->kind == RDTI_MESSAGE_CREDIT && head->group_id == 0;
@@ -102,7 +102,7 @@ is_urgent(struct rdti_mailbox *m, const struct rdti_parcel *parcel)
 
 /* Every head carries credit. */
 static void
-encode_head(struct rdti_mailbox *m, struct rdti_parcel *parcel)
+message_ring_encode_head(struct rdti_mailbox *m, struct rdti_parcel *parcel)
 {
     parcel->head.consumed = m->rx_consumed;
     parcel->head.delivered = m->delivered;
@@ -122,21 +122,22 @@ rdti_ring_place(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64_t off
     const enum rdti_traffic traffic =
         parcel->head.kind == RDTI_MESSAGE_EAGER ? RDTI_TRAFFIC_DYNAMIC : RDTI_TRAFFIC_CONTROL;
 
-    encode_head(m, parcel);
+    message_ring_encode_head(m, parcel);
     const rdt_status status =
         rdti_endpoint_post_write(m->ep, &block, &m->ring, traffic, RDTI_NOTIFY_MESSAGE,
-                                 is_urgent(m, parcel), on_parcel_released, parcel, &err);
+                                 message_ring_is_urgent(m, parcel), message_ring_on_parcel_released,
+                                 parcel, &err);
     if (status == RDT_OK)
         return;
     rdti_parcel_free(parcel);
-    on_refused(m, status, &err);
+    message_ring_on_refused(m, status, &err);
 }
 
 /* The lane takes the bytes inside the call, or reports when it has: the op is that of the user's
  * own transfer. */
 static rdt_status
-place_in_place(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64_t off, const void *src,
-               struct rdt_transfer *t, struct rdt_error *err)
+message_ring_place_in_place(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64_t off,
+                            const void *src, struct rdt_transfer *t, struct rdt_error *err)
 {
     const bool is_inlined = parcel->head.len_bytes <= RDTI_MESSAGE_INLINE_BYTES;
 
@@ -149,13 +150,13 @@ place_in_place(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64_t off,
     t->op.kind = RDTI_OP_WRITE;
     t->op.traffic = RDTI_TRAFFIC_DYNAMIC;
     t->op.notify = RDTI_NOTIFY_MESSAGE;
-    t->op.is_urgent = is_urgent(m, parcel);
+    t->op.is_urgent = message_ring_is_urgent(m, parcel);
     t->op.remote = m->ring;
     t->op.blocks = t->pair;
     t->op.block_count = is_inlined ? 1 : 2;
     t->op.len_bytes = RDTI_MESSAGE_HEAD_BYTES + (is_inlined ? 0 : parcel->head.len_bytes);
     t->owner = parcel;
-    t->on_release = on_parcel_released;
+    t->on_release = message_ring_on_parcel_released;
     const rdt_status status = rdti_endpoint_post(m->ep, t, err);
     if (status != RDT_OK) {
         t->owner = NULL;
@@ -166,8 +167,8 @@ place_in_place(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64_t off,
 }
 
 static rdt_status
-place_copy(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64_t off, const void *src,
-           struct rdt_transfer *t, struct rdt_error *err)
+message_ring_place_copy(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64_t off,
+                        const void *src, struct rdt_transfer *t, struct rdt_error *err)
 {
     struct rdt_block block = {.src = parcel->bytes,
                               .len_bytes = RDTI_MESSAGE_HEAD_BYTES,
@@ -179,7 +180,8 @@ place_copy(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64_t off, con
     }
     const rdt_status status =
         rdti_endpoint_post_write(m->ep, &block, &m->ring, RDTI_TRAFFIC_DYNAMIC, RDTI_NOTIFY_MESSAGE,
-                                 is_urgent(m, parcel), on_parcel_released, parcel, err);
+                                 message_ring_is_urgent(m, parcel), message_ring_on_parcel_released,
+                                 parcel, err);
     if (status != RDT_OK)
         rdti_parcel_free(parcel);
     else
@@ -197,15 +199,15 @@ rdti_ring_place_eager(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64
     memset(parcel->head.inlined, 0, sizeof(parcel->head.inlined));
     if (len_bytes > 0 && len_bytes <= RDTI_MESSAGE_INLINE_BYTES) /* src may be NULL for nothing */
         memcpy(parcel->head.inlined, src, len_bytes);
-    encode_head(m, parcel);
+    message_ring_encode_head(m, parcel);
     m->eager_sent += (uint32_t)rdti_message_footprint(len_bytes);
     rdti_count(&m->ctx->counters.mailbox_eager, 1);
     rdti_count(&m->ctx->counters.copied_bytes[RDTI_TRAFFIC_DYNAMIC], len_bytes);
     const rdt_status status = rdti_endpoint_caps(m->ep).is_same_host
-                                  ? place_in_place(m, parcel, off, src, t, &why)
-                                  : place_copy(m, parcel, off, src, t, &why);
+                                  ? message_ring_place_in_place(m, parcel, off, src, t, &why)
+                                  : message_ring_place_copy(m, parcel, off, src, t, &why);
     if (status == RDT_OK)
         return RDT_OK;
-    on_refused(m, status, &why);
+    message_ring_on_refused(m, status, &why);
     return rdti_error_copy(err, &why);
 }

@@ -51,7 +51,7 @@ static _Thread_local char thread_mark;
 #endif
 
 static uintptr_t
-self_mark(void)
+engine_self_mark(void)
 {
     return (uintptr_t)&thread_mark;
 }
@@ -60,13 +60,13 @@ bool
 rdti_engine_is_driver(const struct rdti_engine *engine)
 {
     /* relaxed: only this thread stores its own mark, so it reads its own store. */
-    return atomic_load_explicit(&engine->owner, memory_order_relaxed) == self_mark();
+    return atomic_load_explicit(&engine->owner, memory_order_relaxed) == engine_self_mark();
 }
 
 static void
-take_ownership(struct rdti_engine *engine)
+engine_take_ownership(struct rdti_engine *engine)
 {
-    atomic_store_explicit(&engine->owner, self_mark(), memory_order_relaxed);
+    atomic_store_explicit(&engine->owner, engine_self_mark(), memory_order_relaxed);
     engine->depth = 1;
 }
 
@@ -80,13 +80,13 @@ rdti_engine_enter(struct rdti_engine *engine)
     /* A pass is short: try before a sleep in the kernel. */
     for (int i = 0; i < TRIES; i++) {
         if (pthread_mutex_trylock(&engine->lock) == 0) {
-            take_ownership(engine);
+            engine_take_ownership(engine);
             return;
         }
         rdti_cpu_relax();
     }
     (void)pthread_mutex_lock(&engine->lock);
-    take_ownership(engine);
+    engine_take_ownership(engine);
 }
 
 bool
@@ -94,12 +94,12 @@ rdti_engine_try_enter(struct rdti_engine *engine)
 {
     if (pthread_mutex_trylock(&engine->lock) != 0)
         return false;
-    take_ownership(engine);
+    engine_take_ownership(engine);
     return true;
 }
 
 static void
-write_one(int fd)
+engine_write_one(int fd)
 {
     const uint64_t one = 1;
 
@@ -108,13 +108,13 @@ write_one(int fd)
 
 /* A waiter's condition may have become true: wake a poll loop of the program's own. */
 static void
-signal_user(struct rdti_engine *engine)
+engine_signal_user(struct rdti_engine *engine)
 {
     /* seq_cst: after the publication; pairs with rdti_engine_arm_fd(), after which the program
      * checks its conditions. */
     if (atomic_load_explicit(&engine->is_fd_armed, memory_order_seq_cst) != 0 &&
         atomic_exchange_explicit(&engine->is_fd_armed, 0, memory_order_seq_cst) != 0)
-        write_one(engine->user_fd);
+        engine_write_one(engine->user_fd);
 }
 
 int
@@ -123,12 +123,13 @@ rdti_engine_arm_fd(struct rdti_engine *engine)
     uint64_t count;
 
     (void)!read(engine->user_fd, &count, sizeof(count)); /* EAGAIN: nothing was signalled */
-    atomic_store_explicit(&engine->is_fd_armed, 1, memory_order_seq_cst); /* see signal_user() */
+    atomic_store_explicit(&engine->is_fd_armed, 1,
+                          memory_order_seq_cst); /* see engine_signal_user() */
     return engine->user_fd;
 }
 
 static void
-give_up(struct rdti_engine *engine)
+engine_give_up(struct rdti_engine *engine)
 {
     engine->depth = 0;
     atomic_store_explicit(&engine->owner, 0, memory_order_relaxed);
@@ -137,7 +138,7 @@ give_up(struct rdti_engine *engine)
 
 /* Called after the lock was released. */
 static void
-tell(struct rdti_engine *engine, bool has_news)
+engine_tell(struct rdti_engine *engine, bool has_news)
 {
     /* acq_rel, after the unlock: pairs with the exchange in rdti_engine_pass_or_ask(). */
     const bool is_asked =
@@ -146,12 +147,12 @@ tell(struct rdti_engine *engine, bool has_news)
     if ((has_news || is_asked) && rdti_doorbell_is_wanted(engine->bell, is_asked))
         (void)rdti_doorbell_ring(engine->bell, engine->event_fd, is_asked);
     if (has_news)
-        signal_user(engine);
+        engine_signal_user(engine);
 }
 
 /* A separate function, as most passes leave nothing to run. */
 __attribute__((noinline)) static void
-leave_and_run(struct rdti_engine *engine)
+engine_leave_and_run(struct rdti_engine *engine)
 {
     const bool has_news = engine->wake_at_leave;
     struct rdti_list todo;
@@ -160,8 +161,8 @@ leave_and_run(struct rdti_engine *engine)
     engine->wake_at_leave = false;
     rdti_list_init(&todo);
     rdti_list_splice(&todo, &engine->deferred);
-    give_up(engine);
-    tell(engine, has_news);
+    engine_give_up(engine);
+    engine_tell(engine, has_news);
     while ((node = rdti_list_take_first(&todo)) != NULL) {
         struct rdti_deferred *deferred = RDTI_CONTAINER(node, struct rdti_deferred, link);
         deferred->run(deferred);
@@ -178,13 +179,13 @@ rdti_engine_leave(struct rdti_engine *engine)
         return;
     }
     if (!rdti_list_is_empty(&engine->deferred)) {
-        leave_and_run(engine);
+        engine_leave_and_run(engine);
         return;
     }
     const bool has_news = engine->wake_at_leave;
     engine->wake_at_leave = false;
-    give_up(engine);
-    tell(engine, has_news);
+    engine_give_up(engine);
+    engine_tell(engine, has_news);
 }
 
 void
@@ -212,13 +213,13 @@ rdti_engine_wake(struct rdti_engine *engine)
         return;
     }
     (void)rdti_doorbell_ring(engine->bell, engine->event_fd, false);
-    signal_user(engine);
+    engine_signal_user(engine);
 }
 
 void
 rdti_engine_poke(struct rdti_engine *engine)
 {
-    write_one(engine->event_fd);
+    engine_write_one(engine->event_fd);
 }
 
 /* ---- Pollers, tasks, ticks and passes ---------------------------------------------------- */
@@ -310,7 +311,7 @@ rdti_engine_hurry(struct rdti_engine *engine, void (*fn)(void *arg), void *arg, 
 }
 
 static uint32_t
-run_tasks(struct rdti_engine *engine)
+engine_run_tasks(struct rdti_engine *engine)
 {
     struct rdti_list batch;
     struct rdti_list *node;
@@ -335,7 +336,7 @@ run_tasks(struct rdti_engine *engine)
 }
 
 static void
-run_ticks(struct rdti_engine *engine, uint64_t now_ns)
+engine_run_ticks(struct rdti_engine *engine, uint64_t now_ns)
 {
     uint64_t next_ns = UINT64_MAX;
 
@@ -355,7 +356,7 @@ run_ticks(struct rdti_engine *engine, uint64_t now_ns)
 
 /* Only drivers count: no need for a locked instruction. */
 static void
-count_up(_Atomic uint32_t *counter)
+engine_count_up(_Atomic uint32_t *counter)
 {
     atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + 1,
                           memory_order_relaxed);
@@ -363,9 +364,10 @@ count_up(_Atomic uint32_t *counter)
 
 /* A thread sleeps in epoll, or is about to: it makes a pass with sockets before it sleeps. */
 static bool
-has_epoll_sleeper(const struct rdti_engine *engine)
+engine_has_epoll_sleeper(const struct rdti_engine *engine)
 {
-    /* seq_cst: after the raise in sleep_in_epoll(), update_proxy() and drive_in_background() */
+    /* seq_cst: after the raise in wait_sleep_in_epoll(), wait_update_proxy() and
+     * thread_drive_in_background() */
     return atomic_load_explicit(&engine->bell->epoll_sleepers, memory_order_seq_cst) > 0 ||
            atomic_load_explicit(&engine->bell->background, memory_order_seq_cst) != 0;
 }
@@ -373,7 +375,7 @@ has_epoll_sleeper(const struct rdti_engine *engine)
 /* While all waiters spin, an armed device only costs: for each message an event, a read of it and
  * another arming. */
 static void
-arm_pollers(struct rdti_engine *engine)
+engine_arm_pollers(struct rdti_engine *engine)
 {
     for (uint32_t i = 0; i < engine->poller_count; i++)
         if (engine->pollers[i].arm != NULL)
@@ -381,16 +383,16 @@ arm_pollers(struct rdti_engine *engine)
 }
 
 static uint32_t
-look_at_sockets(struct rdti_engine *engine)
+engine_look_at_sockets(struct rdti_engine *engine)
 {
-    count_up(&engine->socket_passes);
+    engine_count_up(&engine->socket_passes);
     rdti_engine_plan_look(engine);
     const uint32_t work = rdti_engine_dispatch(engine);
     const uint64_t now_ns = rdti_now_ns();
     if (now_ns >= rdti_engine_next_tick_ns(engine))
-        run_ticks(engine, now_ns);
-    if (has_epoll_sleeper(engine))
-        arm_pollers(engine);
+        engine_run_ticks(engine, now_ns);
+    if (engine_has_epoll_sleeper(engine))
+        engine_arm_pollers(engine);
     return work;
 }
 
@@ -399,15 +401,15 @@ rdti_engine_pass(struct rdti_engine *engine, bool with_sockets)
 {
     uint32_t work = 0;
 
-    count_up(&engine->passes);
+    engine_count_up(&engine->passes);
     /* Sockets and ticks first: the pollers then handle in the same pass what they leave. */
     if (with_sockets)
-        work += look_at_sockets(engine);
+        work += engine_look_at_sockets(engine);
     uint32_t moved = 0;
     for (uint32_t i = 0; i < engine->poller_count; i++)
         moved += engine->pollers[i].poll(engine->pollers[i].state);
     atomic_store_explicit(&engine->goes_on, 0, memory_order_relaxed); /* as is_busy */
-    moved += run_tasks(engine);
+    moved += engine_run_tasks(engine);
     /* relaxed: read by this thread, or by one that lets this one drive. Sockets do not count: one
      * may stay readable for others. */
     const uint32_t goes_on = atomic_load_explicit(&engine->goes_on, memory_order_relaxed);
@@ -416,7 +418,7 @@ rdti_engine_pass(struct rdti_engine *engine, bool with_sockets)
 }
 
 static void
-on_event_fd(void *arg, uint32_t epoll_events)
+engine_on_event_fd(void *arg, uint32_t epoll_events)
 {
     /* The thread that slept on it drains it; here it only ends the sleep. */
     (void)arg;
@@ -438,7 +440,7 @@ rdti_engine_set_local_ranks(struct rdti_engine *engine, uint32_t count)
 }
 
 static rdt_status
-open_bell(struct rdti_engine *engine, struct rdt_error *err)
+engine_open_bell(struct rdti_engine *engine, struct rdt_error *err)
 {
     const uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
     void *page = NULL;
@@ -459,7 +461,7 @@ open_bell(struct rdti_engine *engine, struct rdt_error *err)
 }
 
 static rdt_status
-open_descriptors(struct rdti_engine *engine, struct rdt_error *err)
+engine_open_descriptors(struct rdti_engine *engine, struct rdt_error *err)
 {
     struct rdti_watch *watch;
 
@@ -472,7 +474,7 @@ open_descriptors(struct rdti_engine *engine, struct rdt_error *err)
     engine->user_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (engine->user_fd < 0)
         return rdti_error_set(err, RDT_EDEVICE, errno, "eventfd");
-    const rdt_status status = open_bell(engine, err);
+    const rdt_status status = engine_open_bell(engine, err);
     if (status != RDT_OK)
         return status;
     /* A forked child does not use them. */
@@ -480,7 +482,8 @@ open_descriptors(struct rdti_engine *engine, struct rdt_error *err)
     (void)rdti_fork_close_add(engine->event_fd);
     (void)rdti_fork_close_add(engine->user_fd);
     (void)rdti_fork_close_add(engine->bell_fd);
-    return rdti_engine_watch(engine, engine->event_fd, EPOLLIN, on_event_fd, engine, &watch, err);
+    return rdti_engine_watch(engine, engine->event_fd, EPOLLIN, engine_on_event_fd, engine, &watch,
+                             err);
 }
 
 rdt_status
@@ -506,7 +509,7 @@ rdti_engine_create(uint32_t local_ranks, struct rdti_engine **out, struct rdt_er
     atomic_store_explicit(&engine->spin_ns, RDTI_SPIN_LEAST_NS, memory_order_relaxed);
     atomic_store_explicit(&engine->brief_ns, RDTI_SPIN_LEAST_NS, memory_order_relaxed);
     rdti_engine_set_local_ranks(engine, local_ranks > 0 ? local_ranks : 1);
-    const rdt_status status = open_descriptors(engine, err);
+    const rdt_status status = engine_open_descriptors(engine, err);
     if (status != RDT_OK) {
         rdti_engine_destroy(engine);
         return status;
@@ -548,7 +551,7 @@ rdti_engine_stop(struct rdti_engine *engine)
 }
 
 static void
-free_all(struct rdti_list *list, size_t link_offset)
+engine_free_all(struct rdti_list *list, size_t link_offset)
 {
     struct rdti_list *node;
 
@@ -557,7 +560,7 @@ free_all(struct rdti_list *list, size_t link_offset)
 }
 
 static void
-close_fd(int fd)
+engine_close_fd(int fd)
 {
     if (fd < 0)
         return;
@@ -571,15 +574,15 @@ rdti_engine_destroy(struct rdti_engine *engine)
     if (engine == NULL)
         return;
     rdti_engine_stop(engine);
-    free_all(&engine->tasks, offsetof(struct task, link));
-    free_all(&engine->ticks, offsetof(struct tick, link));
+    engine_free_all(&engine->tasks, offsetof(struct task, link));
+    engine_free_all(&engine->ticks, offsetof(struct tick, link));
     rdti_engine_free_watches(engine);
     if (engine->bell != NULL)
         (void)munmap(engine->bell, (size_t)sysconf(_SC_PAGESIZE));
-    close_fd(engine->bell_fd);
-    close_fd(engine->user_fd);
-    close_fd(engine->event_fd);
-    close_fd(engine->epoll_fd);
+    engine_close_fd(engine->bell_fd);
+    engine_close_fd(engine->user_fd);
+    engine_close_fd(engine->event_fd);
+    engine_close_fd(engine->epoll_fd);
     (void)pthread_mutex_destroy(&engine->lock);
     free(engine);
 }

@@ -45,7 +45,7 @@ rdti_engine_learn_brief(struct rdti_engine *engine, bool has_slept)
 
 /* Spinning sufficed, but only just: a slightly longer wait would have slept. */
 static bool
-is_nearly_late(const struct rdti_engine *engine, uint64_t waited_ns)
+spin_is_nearly_late(const struct rdti_engine *engine, uint64_t waited_ns)
 {
     /* relaxed: as above */
     return 2 * waited_ns > atomic_load_explicit(&engine->spin_ns, memory_order_relaxed);
@@ -54,14 +54,14 @@ is_nearly_late(const struct rdti_engine *engine, uint64_t waited_ns)
 void
 rdti_engine_learn(struct rdti_engine *engine, uint64_t waited_ns, bool has_slept)
 {
-    if (has_slept || is_nearly_late(engine, waited_ns))
+    if (has_slept || spin_is_nearly_late(engine, waited_ns))
         rdti_engine_learn_spin(engine, waited_ns);
     if (rdti_crowd_is_known(&engine->crowd))
         rdti_engine_learn_brief(engine, has_slept);
 }
 
 static bool
-is_crowded(struct rdti_engine *engine)
+spin_is_crowded(struct rdti_engine *engine)
 {
     return rdti_crowd_is_known(&engine->crowd) &&
            rdti_crowd_is_there(&engine->crowd, rdti_now_ns());
@@ -75,7 +75,7 @@ rdti_engine_spin_ns(struct rdti_engine *engine)
 
     if (!can_spin)
         return 0;
-    return atomic_load_explicit(is_crowded(engine) ? &engine->brief_ns : &engine->spin_ns,
+    return atomic_load_explicit(spin_is_crowded(engine) ? &engine->brief_ns : &engine->spin_ns,
                                 memory_order_relaxed);
 }
 
@@ -85,7 +85,7 @@ rdti_engine_yield_ns(struct rdti_engine *engine)
     /* relaxed: a hint, as can_spin */
     const bool can_yield = atomic_load_explicit(&engine->can_yield, memory_order_relaxed) != 0;
 
-    return can_yield && !is_crowded(engine) ? YIELD_NS : 0;
+    return can_yield && !spin_is_crowded(engine) ? YIELD_NS : 0;
 }
 
 bool

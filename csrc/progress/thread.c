@@ -34,7 +34,7 @@ struct rhythm {
  * the two share a core: when this one runs, that wait has ended. Each message would then pay for a
  * thread switch and for contention of the lock. */
 static bool
-is_waited_often(const struct rdti_engine *engine, struct rhythm *rhythm)
+thread_is_waited_often(const struct rdti_engine *engine, struct rhythm *rhythm)
 {
     /* relaxed: a hint */
     const uint32_t waits = atomic_load_explicit(&engine->waits, memory_order_relaxed);
@@ -53,7 +53,7 @@ is_waited_often(const struct rdti_engine *engine, struct rhythm *rhythm)
 
 /* No waiter polls sockets: some sleep on the futex, none in epoll. */
 static bool
-do_all_sleep(const struct rdti_engine *engine)
+thread_do_all_sleep(const struct rdti_engine *engine)
 {
     /* relaxed: checked again after the park */
     return atomic_load_explicit(&engine->has_leader, memory_order_relaxed) == 0 &&
@@ -62,23 +62,23 @@ do_all_sleep(const struct rdti_engine *engine)
 
 /* There are waiters, and they poll the sockets themselves. */
 static bool
-are_sockets_watched(const struct rdti_engine *engine)
+thread_are_sockets_watched(const struct rdti_engine *engine)
 {
     /* relaxed: as above */
     return atomic_load_explicit(&engine->active_waiters, memory_order_relaxed) != 0 &&
-           !do_all_sleep(engine);
+           !thread_do_all_sleep(engine);
 }
 
 static bool
-may_park(const struct rdti_engine *engine)
+thread_may_park(const struct rdti_engine *engine)
 {
-    return rdti_engine_needs_epoll(engine) && are_sockets_watched(engine);
+    return rdti_engine_needs_epoll(engine) && thread_are_sockets_watched(engine);
 }
 
 /* This thread blocks for the lock: with trylock alone it would spin on a socket that stays
  * readable. */
 static void
-whole_pass(struct rdti_engine *engine)
+thread_whole_pass(struct rdti_engine *engine)
 {
     rdti_engine_enter(engine);
     (void)rdti_engine_pass(engine, true);
@@ -88,32 +88,33 @@ whole_pass(struct rdti_engine *engine)
 /* True: it was woken while another thread waits, or often waits, and would have handled the
  * event. */
 static bool
-drive_in_background(struct rdti_engine *engine, struct rhythm *rhythm)
+thread_drive_in_background(struct rdti_engine *engine, struct rhythm *rhythm)
 {
     struct epoll_event event;
 
     /* seq_cst: raised before the last check, as the doorbell requires */
     atomic_store_explicit(&engine->bell->background, 1, memory_order_seq_cst);
-    whole_pass(engine);
+    thread_whole_pass(engine);
     const int count =
         epoll_wait(engine->epoll_fd, &event, 1,
                    rdti_engine_is_busy(engine) ? 0
                                                : rdti_engine_until_tick_ms(engine, RDTI_SLICE_NS));
     atomic_store_explicit(&engine->bell->background, 0, memory_order_seq_cst);
-    /* The proxy count stands for this thread. acquire: see set_proxy() */
+    /* The proxy count stands for this thread. acquire: see wait_set_proxy() */
     rdti_engine_drain_event_fd(engine,
                                atomic_load_explicit(&engine->has_proxy, memory_order_acquire));
-    whole_pass(engine);
-    return count > 0 && (are_sockets_watched(engine) || is_waited_often(engine, rhythm));
+    thread_whole_pass(engine);
+    return count > 0 &&
+           (thread_are_sockets_watched(engine) || thread_is_waited_often(engine, rhythm));
 }
 
-/* parked_ns: see park(). */
+/* parked_ns: see thread_park(). */
 static uint64_t
-park_ns_after(const struct rdti_engine *engine, uint64_t parked_ns)
+thread_park_ns_after(const struct rdti_engine *engine, uint64_t parked_ns)
 {
     const uint64_t share_ns = parked_ns / PARK_SHARE;
 
-    if (do_all_sleep(engine) || share_ns <= RDTI_PARK_LEAST_NS)
+    if (thread_do_all_sleep(engine) || share_ns <= RDTI_PARK_LEAST_NS)
         return RDTI_PARK_LEAST_NS;
     return share_ns < RDTI_PARK_MOST_NS ? share_ns : RDTI_PARK_MOST_NS;
 }
@@ -121,8 +122,8 @@ park_ns_after(const struct rdti_engine *engine, uint64_t parked_ns)
 void
 rdti_engine_end_park(struct rdti_engine *engine, uint64_t longer_than_ns)
 {
-    /* seq_cst: see begin_park() and the callers. release: a progress thread that reads the new word
-     * and parks again must not have its park_ns overwritten. */
+    /* seq_cst: see thread_begin_park() and the callers. release: a progress thread that reads the
+     * new word and parks again must not have its park_ns overwritten. */
     if (atomic_load_explicit(&engine->park_ns, memory_order_seq_cst) <= longer_than_ns)
         return;
     atomic_store_explicit(&engine->park_ns, 0, memory_order_relaxed);
@@ -132,11 +133,11 @@ rdti_engine_end_park(struct rdti_engine *engine, uint64_t longer_than_ns)
 
 /* Publishes how long this thread parks, before it relies on another thread to end the park. */
 static uint64_t
-begin_park(struct rdti_engine *engine, uint64_t parked_ns)
+thread_begin_park(struct rdti_engine *engine, uint64_t parked_ns)
 {
-    uint64_t park_ns = park_ns_after(engine, parked_ns);
+    uint64_t park_ns = thread_park_ns_after(engine, parked_ns);
 
-    /* seq_cst: see end_lead() and update_proxy() */
+    /* seq_cst: see wait_end_lead() and wait_update_proxy() */
     if (atomic_load_explicit(&engine->is_idle, memory_order_seq_cst) != 0) {
         atomic_store_explicit(&engine->park_ns, (uint32_t)PARK_IDLE_NS, memory_order_seq_cst);
         if (atomic_load_explicit(&engine->is_idle, memory_order_seq_cst) != 0)
@@ -154,19 +155,19 @@ begin_park(struct rdti_engine *engine, uint64_t parked_ns)
  * two thirds of the time). True: other threads have driven, and no work is left to this thread.
  */
 static bool
-park(struct rdti_engine *engine, struct rhythm *rhythm, uint64_t *parked_ns)
+thread_park(struct rdti_engine *engine, struct rhythm *rhythm, uint64_t *parked_ns)
 {
     /* relaxed: a change that is missed here is seen after the park */
     const uint32_t passes = atomic_load_explicit(&engine->passes, memory_order_relaxed);
     const uint32_t looks = atomic_load_explicit(&engine->socket_passes, memory_order_relaxed);
     /* acquire: see rdti_engine_end_park() */
     const uint32_t word = atomic_load_explicit(&engine->park_word, memory_order_acquire);
-    uint64_t park_ns = begin_park(engine, *parked_ns);
+    uint64_t park_ns = thread_begin_park(engine, *parked_ns);
     bool is_left = rdti_engine_is_proxy_wanted(engine);
-    const bool is_trusting = is_left && is_waited_often(engine, rhythm);
+    const bool is_trusting = is_left && thread_is_waited_often(engine, rhythm);
     if (is_trusting) { /* relies on them to drive: no thread ends this park, as the proxy is already
-                        * wanted. relaxed: update_proxy() at worst reads the longer time and wakes
-                        * this thread */
+                        * wanted. relaxed: wait_update_proxy() at worst reads the longer time and
+                        * wakes this thread */
         park_ns = RDTI_PARK_LEAST_NS;
         atomic_store_explicit(&engine->park_ns, (uint32_t)park_ns, memory_order_relaxed);
         is_left = false;
@@ -187,7 +188,8 @@ park(struct rdti_engine *engine, struct rhythm *rhythm, uint64_t *parked_ns)
     } else {
         *parked_ns = is_ended ? 0 : *parked_ns + park_ns;
     }
-    return is_driven && (!rdti_engine_is_proxy_wanted(engine) || is_waited_often(engine, rhythm));
+    return is_driven &&
+           (!rdti_engine_is_proxy_wanted(engine) || thread_is_waited_often(engine, rhythm));
 }
 
 void *
@@ -204,12 +206,12 @@ rdti_engine_progress_main(void *arg)
         /* A thread that waits, sends and waits again is between two waits for a third of the time.
          * If this thread slept in epoll then, every message would pay for waking it; over shared
          * memory every message that requests an answer. */
-        if (is_driven || may_park(engine)) {
-            is_driven = park(engine, &rhythm, &parked_ns);
+        if (is_driven || thread_may_park(engine)) {
+            is_driven = thread_park(engine, &rhythm, &parked_ns);
             continue;
         }
         parked_ns = 0;
-        is_driven = drive_in_background(engine, &rhythm);
+        is_driven = thread_drive_in_background(engine, &rhythm);
     }
     return NULL;
 }

@@ -36,7 +36,7 @@ struct rdti_trace {
 };
 
 static void
-entry_lock(struct entry *entry)
+trace_entry_lock(struct entry *entry)
 {
     /* acquire/release pair of the entry's event */
     while (atomic_flag_test_and_set_explicit(&entry->lock, memory_order_acquire))
@@ -44,14 +44,14 @@ entry_lock(struct entry *entry)
 }
 
 static void
-entry_unlock(struct entry *entry)
+trace_entry_unlock(struct entry *entry)
 {
     atomic_flag_clear_explicit(&entry->lock, memory_order_release);
 }
 
 /* Wall-clock time, as in traces of other tools on this machine. */
 static uint64_t
-wall_ns(void)
+trace_wall_ns(void)
 {
     struct timespec now;
 
@@ -86,24 +86,24 @@ rdti_trace_begin(struct rdti_trace *trace, const char *name, int32_t peer_rank, 
     const uint64_t sequence = atomic_fetch_add_explicit(&trace->begun, 1, memory_order_relaxed) + 1;
     struct entry *entry = &trace->entries[sequence % trace->capacity];
 
-    entry_lock(entry);
+    trace_entry_lock(entry);
     if (entry->event.sequence < sequence) { /* else a whole round has overtaken this thread */
         entry->event = (struct rdt_trace_event){
             .struct_size = sizeof(entry->event),
             .status = RDT_EAGAIN,
             .sequence = sequence,
-            .start_ns = wall_ns(),
+            .start_ns = trace_wall_ns(),
             .len_bytes = len_bytes,
             .peer_rank = peer_rank,
         };
         (void)snprintf(entry->event.name, sizeof(entry->event.name), "%s", name);
     }
-    entry_unlock(entry);
+    trace_entry_unlock(entry);
     return sequence;
 }
 
 static struct histogram *
-find_name(struct rdti_trace *trace, const char *name)
+trace_find_name(struct rdti_trace *trace, const char *name)
 {
     const uint32_t count = atomic_load_explicit(&trace->name_count, memory_order_acquire);
 
@@ -115,15 +115,15 @@ find_name(struct rdti_trace *trace, const char *name)
 
 /* A new name takes the next place; all names that find no place share the last one. */
 static struct histogram *
-histogram_of(struct rdti_trace *trace, const char *name)
+trace_histogram_of(struct rdti_trace *trace, const char *name)
 {
-    struct histogram *found = find_name(trace, name);
+    struct histogram *found = trace_find_name(trace, name);
 
     if (found != NULL)
         return found;
     while (atomic_flag_test_and_set_explicit(&trace->names_lock, memory_order_acquire))
         rdti_cpu_relax();
-    found = find_name(trace, name); /* another thread may have added it */
+    found = trace_find_name(trace, name); /* another thread may have added it */
     if (found == NULL) {
         const uint32_t count = atomic_load_explicit(&trace->name_count, memory_order_relaxed);
         found = &trace->histograms[count];
@@ -136,7 +136,7 @@ histogram_of(struct rdti_trace *trace, const char *name)
 }
 
 static void
-count_in(struct histogram *histogram, uint64_t took_ns, uint64_t len_bytes)
+trace_count_in(struct histogram *histogram, uint64_t took_ns, uint64_t len_bytes)
 {
     uint32_t bucket = 0;
 
@@ -155,19 +155,20 @@ rdti_trace_end(struct rdti_trace *trace, uint64_t sequence, rdt_status status, u
 
     struct rdt_trace_event ended = {0};
 
-    entry_lock(entry);
+    trace_entry_lock(entry);
     if (entry->event.sequence == sequence) {
         /* The wall clock may have been set back meanwhile. */
-        const uint64_t now_ns = wall_ns();
+        const uint64_t now_ns = trace_wall_ns();
         entry->event.end_ns = now_ns > entry->event.start_ns ? now_ns : entry->event.start_ns;
         entry->event.status = status;
         if (len_bytes > 0)
             entry->event.len_bytes = len_bytes;
         ended = entry->event;
     }
-    entry_unlock(entry);
+    trace_entry_unlock(entry);
     if (ended.sequence != 0)
-        count_in(histogram_of(trace, ended.name), ended.end_ns - ended.start_ns, ended.len_bytes);
+        trace_count_in(trace_histogram_of(trace, ended.name), ended.end_ns - ended.start_ns,
+                       ended.len_bytes);
 }
 
 rdt_status
@@ -201,11 +202,11 @@ rdti_trace_read(struct rdti_trace *trace, uint64_t first, struct rdt_trace_event
         sequence = begun - trace->capacity + 1;
     for (; sequence <= begun && count < cap; sequence++) {
         struct entry *entry = &trace->entries[sequence % trace->capacity];
-        entry_lock(entry);
+        trace_entry_lock(entry);
         /* Skips an entry that is not yet filled or that a later transfer has taken. */
         if (entry->event.sequence == sequence)
             events[count++] = entry->event;
-        entry_unlock(entry);
+        trace_entry_unlock(entry);
     }
     *next_out = sequence;
     return count;

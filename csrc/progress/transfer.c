@@ -32,7 +32,7 @@ struct rdti_transfer_pool {
 };
 
 static void
-pool_lock(struct rdti_transfer_pool *pool)
+transfer_pool_lock(struct rdti_transfer_pool *pool)
 {
     /* acquire/release pair of the pool's lists */
     while (atomic_flag_test_and_set_explicit(&pool->lock, memory_order_acquire))
@@ -40,7 +40,7 @@ pool_lock(struct rdti_transfer_pool *pool)
 }
 
 static void
-pool_unlock(struct rdti_transfer_pool *pool)
+transfer_pool_unlock(struct rdti_transfer_pool *pool)
 {
     atomic_flag_clear_explicit(&pool->lock, memory_order_release);
 }
@@ -107,7 +107,7 @@ rdti_transfer_pool_get_trace(const struct rdti_transfer_pool *pool)
 }
 
 static void
-run_done_hook(struct rdti_deferred *node)
+transfer_run_done_hook(struct rdti_deferred *node)
 {
     struct rdt_transfer *t = RDTI_CONTAINER(node, struct rdt_transfer, deferred);
 
@@ -120,7 +120,7 @@ run_done_hook(struct rdti_deferred *node)
  * slow to start, and takes some hundred steps on an emulated machine. The caller that starts the op
  * fills op.remote, op.block and pair; the lane owns op.scratch. */
 static void
-reset(struct rdt_transfer *t, struct rdti_transfer_pool *pool)
+transfer_reset(struct rdt_transfer *t, struct rdti_transfer_pool *pool)
 {
     struct rdti_op *op = &t->op;
 
@@ -155,7 +155,7 @@ reset(struct rdt_transfer *t, struct rdti_transfer_pool *pool)
     atomic_store_explicit(&t->is_done, 0, memory_order_relaxed);
     atomic_store_explicit(&t->refs, 2, memory_order_relaxed);
     atomic_store_explicit(&t->hook, 0, memory_order_relaxed);
-    t->deferred.run = run_done_hook;
+    t->deferred.run = transfer_run_done_hook;
     t->done_fn = NULL;
     t->done_arg = NULL;
 }
@@ -165,51 +165,51 @@ rdti_transfer_new(struct rdti_transfer_pool *pool)
 {
     struct rdti_list *node;
 
-    pool_lock(pool);
+    transfer_pool_lock(pool);
     node = rdti_list_take_first(&pool->idle);
     if (node != NULL)
         pool->idle_count--;
-    pool_unlock(pool);
+    transfer_pool_unlock(pool);
     struct rdt_transfer *t =
         node != NULL ? RDTI_CONTAINER(node, struct rdt_transfer, link) : malloc(sizeof(*t));
     if (t == NULL)
         return NULL;
-    reset(t, pool);
+    transfer_reset(t, pool);
     (void)atomic_fetch_add_explicit(&pool->live_count, 1, memory_order_relaxed);
     return t;
 }
 
 static void
-release(struct rdt_transfer *t)
+transfer_release(struct rdt_transfer *t)
 {
     struct rdti_transfer_pool *pool = t->pool;
     bool kept = false;
 
     free(t->blocks);
     free(t->error);
-    pool_lock(pool);
+    transfer_pool_lock(pool);
     if (pool->idle_count < POOL_KEEP) {
         rdti_list_init(&t->link);
         rdti_list_append(&pool->idle, &t->link);
         pool->idle_count++;
         kept = true;
     }
-    pool_unlock(pool);
+    transfer_pool_unlock(pool);
     if (!kept)
         free(t);
     (void)atomic_fetch_sub_explicit(&pool->live_count, 1, memory_order_release);
 }
 
 static void
-drop(struct rdt_transfer *t)
+transfer_drop(struct rdt_transfer *t)
 {
     /* acq_rel: the last one sees all that the others wrote */
     if (atomic_fetch_sub_explicit(&t->refs, 1, memory_order_acq_rel) == 1)
-        release(t);
+        transfer_release(t);
 }
 
 static void
-trace_end(const struct rdt_transfer *t, rdt_status status)
+transfer_trace_end(const struct rdt_transfer *t, rdt_status status)
 {
     if (t->trace_sequence != 0)
         rdti_trace_end(rdti_transfer_pool_get_trace(t->pool), t->trace_sequence, status,
@@ -219,8 +219,8 @@ trace_end(const struct rdt_transfer *t, rdt_status status)
 void
 rdti_transfer_discard(struct rdt_transfer *t)
 {
-    trace_end(t, RDT_ECANCELED);
-    release(t);
+    transfer_trace_end(t, RDT_ECANCELED);
+    transfer_release(t);
 }
 
 void
@@ -232,13 +232,13 @@ rdti_transfer_finish(struct rdt_transfer *t, rdt_status status, const struct rdt
         *t->error = *err; /* without memory only the status is reported */
     if (t->on_release != NULL)
         t->on_release(t);
-    trace_end(t, status);
+    transfer_trace_end(t, status);
     /* seq_cst: publishes the result; pairs with rdti_transfer_is_done() before a sleep. */
     atomic_store_explicit(&t->is_done, 1, memory_order_seq_cst);
     if (atomic_exchange_explicit(&t->hook, HOOK_DONE, memory_order_acq_rel) != 0)
         rdti_engine_defer(t->pool->engine, &t->deferred);
     struct rdti_engine *engine = t->pool->engine;
-    drop(t);
+    transfer_drop(t);
     rdti_engine_wake(engine);
 }
 
@@ -255,7 +255,7 @@ rdti_transfer_op_complete(struct rdti_op *op, rdt_status status, const struct rd
 /* ---- Public ------------------------------------------------------------------------------ */
 
 static rdt_status
-result(const struct rdt_transfer *t, struct rdt_error *err)
+transfer_result(const struct rdt_transfer *t, struct rdt_error *err)
 {
     if (t->status != RDT_OK && t->error != NULL)
         return rdti_error_copy(err, t->error);
@@ -268,11 +268,11 @@ result(const struct rdt_transfer *t, struct rdt_error *err)
 rdt_status
 rdt_transfer_test(rdt_transfer *t, struct rdt_error *err)
 {
-    return rdti_transfer_is_done(t) ? result(t, err) : RDT_EAGAIN;
+    return rdti_transfer_is_done(t) ? transfer_result(t, err) : RDT_EAGAIN;
 }
 
 static bool
-is_done(void *arg)
+transfer_is_done(void *arg)
 {
     return rdti_transfer_is_done(arg);
 }
@@ -282,20 +282,20 @@ rdt_transfer_wait(rdt_transfer *t, uint64_t timeout_ns, struct rdt_error *err)
 {
     if (rdti_transfer_is_done(t)) {
         rdti_engine_note_wait(t->pool->engine);
-        return result(t, err);
+        return transfer_result(t, err);
     }
     if (rdti_in_forked_child())
         return rdti_error_set(err, RDT_EFORKED, 0,
                               "wait: this is a forked child; only its parent may use the context: "
                               "spawn the process instead");
-    if (rdti_engine_is_soon(t->pool->engine, is_done, t, false))
-        return result(t, err);
+    if (rdti_engine_is_soon(t->pool->engine, transfer_is_done, t, false))
+        return transfer_result(t, err);
     if (timeout_ns == RDT_TIMEOUT_DEFAULT)
         timeout_ns = t->pool->timeout_ns;
-    const rdt_status status =
-        rdti_engine_wait_counted(t->pool->engine, is_done, t, rdti_deadline_after(timeout_ns));
+    const rdt_status status = rdti_engine_wait_counted(t->pool->engine, transfer_is_done, t,
+                                                       rdti_deadline_after(timeout_ns));
     if (status == RDT_OK)
-        return result(t, err);
+        return transfer_result(t, err);
     if (status == RDT_EINVAL)
         return rdti_error_set(err, RDT_EINVAL, 0, "wait: called from a task, which must not wait");
     return rdti_error_set(err, status, 0, "the transfer was not done within %.3f s",
@@ -318,7 +318,7 @@ rdt_transfer_on_done(rdt_transfer *t, void (*done)(void *arg), void *arg)
      * finished. */
     if (!atomic_compare_exchange_strong_explicit(&t->hook, &none, (uintptr_t)t,
                                                  memory_order_acq_rel, memory_order_acquire))
-        run_done_hook(&t->deferred);
+        transfer_run_done_hook(&t->deferred);
 }
 
 void
@@ -362,7 +362,7 @@ rdt_transfer_free(rdt_transfer *t)
             t->on_drop(t);
         rdti_engine_leave(t->pool->engine);
     }
-    drop(t);
+    transfer_drop(t);
 }
 
 void

@@ -66,7 +66,7 @@ rdti_engine_pass_or_ask(struct rdti_engine *engine, bool with_sockets)
 /* Raise or lower the sleeper count that stands for the progress thread. True: this call raised
  * it. */
 static bool
-set_proxy(struct rdti_engine *engine, bool wanted)
+wait_set_proxy(struct rdti_engine *engine, bool wanted)
 {
     /* seq_cst: the two counters move together with the flag; peers pair with
      * bell->epoll_sleepers. */
@@ -91,7 +91,7 @@ rdti_engine_needs_epoll(const struct rdti_engine *engine)
 bool
 rdti_engine_is_proxy_wanted(const struct rdti_engine *engine)
 {
-    /* seq_cst: a thread that changes one of the two calls update_proxy() afterwards. */
+    /* seq_cst: a thread that changes one of the two calls wait_update_proxy() afterwards. */
     return atomic_load_explicit(&engine->async_count, memory_order_seq_cst) > 0 &&
            atomic_load_explicit(&engine->active_waiters, memory_order_seq_cst) == 0;
 }
@@ -99,19 +99,19 @@ rdti_engine_is_proxy_wanted(const struct rdti_engine *engine)
 /* Two threads may be here at once: each checks again after its store, so that the last store is
  * correct. */
 static void
-update_proxy(struct rdti_engine *engine)
+wait_update_proxy(struct rdti_engine *engine)
 {
     bool is_raised = false;
     bool wanted;
 
     do {
         wanted = rdti_engine_is_proxy_wanted(engine);
-        is_raised = set_proxy(engine, wanted) || is_raised;
+        is_raised = wait_set_proxy(engine, wanted) || is_raised;
     } while (wanted != rdti_engine_is_proxy_wanted(engine));
     if (!wanted || !is_raised)
         return;
-    /* seq_cst: either this sees the park, or park() sees that the proxy is wanted. The shortest
-     * park ends by itself. If all events arrive through memory, even that one is ended. */
+    /* seq_cst: either this sees the park, or thread_park() sees that the proxy is wanted. The
+     * shortest park ends by itself. If all events arrive through memory, even that one is ended. */
     rdti_engine_end_park(engine, rdti_engine_needs_epoll(engine) ? RDTI_PARK_LEAST_NS : 0);
     rdti_engine_pass_or_ask(engine, false);
 }
@@ -120,7 +120,7 @@ void
 rdti_engine_async_add(struct rdti_engine *engine, int32_t delta)
 {
     (void)atomic_fetch_add_explicit(&engine->async_count, delta, memory_order_seq_cst);
-    update_proxy(engine);
+    wait_update_proxy(engine);
 }
 
 void
@@ -130,7 +130,7 @@ rdti_engine_attend(struct rdti_engine *engine)
      * outstanding: otherwise this costs one load. */
     (void)atomic_fetch_add_explicit(&engine->active_waiters, 1, memory_order_seq_cst);
     if (atomic_load_explicit(&engine->has_proxy, memory_order_seq_cst) != 0)
-        update_proxy(engine);
+        wait_update_proxy(engine);
 }
 
 void
@@ -138,7 +138,7 @@ rdti_engine_unattend(struct rdti_engine *engine)
 {
     if (atomic_fetch_sub_explicit(&engine->active_waiters, 1, memory_order_seq_cst) == 1 &&
         atomic_load_explicit(&engine->async_count, memory_order_seq_cst) > 0)
-        update_proxy(engine);
+        wait_update_proxy(engine);
 }
 
 bool
@@ -151,7 +151,7 @@ rdti_engine_is_attended(const struct rdti_engine *engine)
 /* ---- Waiting ----------------------------------------------------------------------------- */
 
 /* The condition of a wait. `takes`: done() is also called with the lock. */
-struct wish {
+struct wait_wish {
     rdti_done_fn done;
     void *arg;
     bool takes;
@@ -187,9 +187,9 @@ rdti_engine_until_tick_ms(const struct rdti_engine *engine, uint64_t at_most_ns)
     return (int)(((left_ns < at_most_ns ? left_ns : at_most_ns) + 999999) / 1000000);
 }
 
-/* True: an event ended the sleep, or, as in sleep_on_futex(), no sleep was needed. */
+/* True: an event ended the sleep, or, as in wait_sleep_on_futex(), no sleep was needed. */
 static bool
-sleep_in_epoll(struct rdti_engine *engine, const struct wish *wish, uint64_t sleep_ns)
+wait_sleep_in_epoll(struct rdti_engine *engine, const struct wait_wish *wish, uint64_t sleep_ns)
 {
     struct epoll_event event;
     int count = 1;
@@ -200,7 +200,7 @@ sleep_in_epoll(struct rdti_engine *engine, const struct wish *wish, uint64_t sle
         const int sleep_ms = rdti_engine_until_tick_ms(engine, sleep_ns);
         atomic_store_explicit(&engine->is_idle, 1, memory_order_relaxed); /* a hint */
         count = epoll_wait(engine->epoll_fd, &event, 1, sleep_ms);
-        /* seq_cst: see end_lead(). Before code that may take long: a callback of the user. */
+        /* seq_cst: see wait_end_lead(). Before code that may take long: a callback of the user. */
         atomic_store_explicit(&engine->is_idle, 0, memory_order_seq_cst);
     }
     (void)atomic_fetch_sub_explicit(&engine->bell->epoll_sleepers, 1, memory_order_seq_cst);
@@ -211,8 +211,8 @@ sleep_in_epoll(struct rdti_engine *engine, const struct wish *wish, uint64_t sle
 
 /* True: a thread rang. */
 static bool
-sleep_on_futex(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t sleep_ns,
-               bool with_sockets)
+wait_sleep_on_futex(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t sleep_ns,
+                    bool with_sockets)
 {
     const uint32_t sequence = rdti_doorbell_begin_sleep(engine->bell);
     bool is_rung = true;
@@ -234,29 +234,30 @@ sleep_on_futex(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_
  * time passed.
  */
 static bool
-sleep_once(struct rdti_engine *engine, const struct wish *wish, uint64_t sleep_ns, bool *is_leader)
+wait_sleep_once(struct rdti_engine *engine, const struct wait_wish *wish, uint64_t sleep_ns,
+                bool *is_leader)
 {
     const bool with_sockets = rdti_engine_needs_epoll(engine);
     uint32_t none = 0;
 
-    /* acq_rel: after the old leader's end_lead() */
+    /* acq_rel: after the old leader's wait_end_lead() */
     if (with_sockets && !*is_leader)
         *is_leader =
             atomic_compare_exchange_strong_explicit(&engine->has_leader, &none, 1,
                                                     memory_order_acq_rel, memory_order_relaxed);
     if (!with_sockets || !*is_leader)
-        return sleep_on_futex(engine, wish->done, wish->arg, sleep_ns, with_sockets);
-    return sleep_in_epoll(engine, wish, sleep_ns);
+        return wait_sleep_on_futex(engine, wish->done, wish->arg, sleep_ns, with_sockets);
+    return wait_sleep_in_epoll(engine, wish, sleep_ns);
 }
 
 /* A leader whose wait has ended leaves the sockets to one of the sleeping waiters. */
 static void
-end_lead(struct rdti_engine *engine)
+wait_end_lead(struct rdti_engine *engine)
 {
     /* release: pairs with the claim. The progress thread serves a follower that raises its count
-     * between the two, because it does not park then: see may_park() */
+     * between the two, because it does not park then: see thread_may_park() */
     atomic_store_explicit(&engine->has_leader, 0, memory_order_release);
-    /* Either this sees the long park, or begin_park() sees that the leader no longer sleeps:
+    /* Either this sees the long park, or thread_begin_park() sees that the leader no longer sleeps:
      * is_idle was lowered before. A leader that is preempted here is missed until that park
      * ends. */
     rdti_engine_end_park(engine, RDTI_PARK_MOST_NS);
@@ -266,7 +267,7 @@ end_lead(struct rdti_engine *engine)
 
 /* [driver] */
 static bool
-is_look_due(const struct rdti_engine *engine)
+wait_is_look_due(const struct rdti_engine *engine)
 {
     const uint32_t passes = atomic_load_explicit(&engine->passes, memory_order_relaxed);
 
@@ -275,7 +276,7 @@ is_look_due(const struct rdti_engine *engine)
 
 /* A pass, or a check of the condition while another thread drives; true: done. */
 static bool
-pass_for(struct rdti_engine *engine, const struct wish *wish, bool with_sockets)
+wait_pass_for(struct rdti_engine *engine, const struct wait_wish *wish, bool with_sockets)
 {
     bool is_done = false;
 
@@ -283,7 +284,7 @@ pass_for(struct rdti_engine *engine, const struct wish *wish, bool with_sockets)
         rdti_cpu_relax();
         return wish->done(wish->arg);
     }
-    (void)rdti_engine_pass(engine, with_sockets || is_look_due(engine));
+    (void)rdti_engine_pass(engine, with_sockets || wait_is_look_due(engine));
     if (wish->takes)
         is_done = wish->done(wish->arg);
     rdti_engine_leave(engine);
@@ -293,7 +294,7 @@ pass_for(struct rdti_engine *engine, const struct wish *wish, bool with_sockets)
 /* After a sleep without any event, a waiter spins for at most the minimum time, which costs
  * little. */
 static uint64_t
-spin_for_ns(struct rdti_engine *engine, bool is_expected)
+wait_spin_for_ns(struct rdti_engine *engine, bool is_expected)
 {
     const uint64_t learnt_ns = rdti_engine_spin_ns(engine);
 
@@ -302,12 +303,13 @@ spin_for_ns(struct rdti_engine *engine, bool is_expected)
 
 /* From *now_ns on, which is updated when the clock is read. True: done. */
 static bool
-look_until(struct rdti_engine *engine, const struct wish *wish, uint64_t until_ns, uint64_t *now_ns)
+wait_look_until(struct rdti_engine *engine, const struct wait_wish *wish, uint64_t until_ns,
+                uint64_t *now_ns)
 {
     bool is_late = false;
 
     for (uint32_t i = 1;; i++) {
-        if (pass_for(engine, wish, is_late))
+        if (wait_pass_for(engine, wish, is_late))
             return true;
         is_late = false;
         if (i % 16 != 0)
@@ -321,12 +323,12 @@ look_until(struct rdti_engine *engine, const struct wish *wish, uint64_t until_n
 
 /* The same for longer; the time for which others had the core limits the next spin. */
 static bool
-look_on_until(struct rdti_engine *engine, const struct wish *wish, uint64_t until_ns,
-              uint64_t *now_ns)
+wait_look_on_until(struct rdti_engine *engine, const struct wait_wish *wish, uint64_t until_ns,
+                   uint64_t *now_ns)
 {
     const uint64_t begin_ns = *now_ns;
     const uint64_t had_ns = rdti_thread_cpu_ns();
-    const bool is_done = look_until(engine, wish, until_ns, now_ns);
+    const bool is_done = wait_look_until(engine, wish, until_ns, now_ns);
     const uint64_t end_ns = rdti_now_ns();
 
     (void)rdti_crowd_judge(&engine->crowd, end_ns - begin_ns, rdti_thread_cpu_ns() - had_ns,
@@ -337,20 +339,20 @@ look_on_until(struct rdti_engine *engine, const struct wish *wish, uint64_t unti
 /* Yields the core to the peers before each poll. A peer that sees this process awake need not wake
  * it, and other processes may fill a socket meanwhile. */
 static bool
-yield_until(struct rdti_engine *engine, const struct wish *wish, uint64_t until_ns,
-            uint64_t *now_ns)
+wait_yield_until(struct rdti_engine *engine, const struct wait_wish *wish, uint64_t until_ns,
+                 uint64_t *now_ns)
 {
     const bool with_sockets = rdti_engine_needs_epoll(engine);
 
     do
-        if (pass_for(engine, wish, with_sockets || rdti_engine_is_look_late(engine, *now_ns)))
+        if (wait_pass_for(engine, wish, with_sockets || rdti_engine_is_look_late(engine, *now_ns)))
             return true;
     while (rdti_engine_offer_core(engine, now_ns) && *now_ns < until_ns);
-    return pass_for(engine, wish, with_sockets);
+    return wait_pass_for(engine, wish, with_sockets);
 }
 
 static uint64_t
-earlier(uint64_t a_ns, uint64_t b_ns)
+wait_earlier(uint64_t a_ns, uint64_t b_ns)
 {
     return a_ns < b_ns ? a_ns : b_ns;
 }
@@ -358,20 +360,23 @@ earlier(uint64_t a_ns, uint64_t b_ns)
 /* If there are too few cores to spin, yields this one. If that helps no process, or no event is
  * expected, polls a few times. */
 static bool
-spin(struct rdti_engine *engine, const struct wish *wish, bool is_expected, uint64_t deadline_ns,
-     uint64_t *now_ns)
+wait_spin(struct rdti_engine *engine, const struct wait_wish *wish, bool is_expected,
+          uint64_t deadline_ns, uint64_t *now_ns)
 {
-    const uint64_t spin_ns = spin_for_ns(engine, is_expected);
+    const uint64_t spin_ns = wait_spin_for_ns(engine, is_expected);
     const uint64_t yield_ns = spin_ns == 0 && is_expected ? rdti_engine_yield_ns(engine) : 0;
     const uint64_t begin_ns = *now_ns;
 
     if (yield_ns > 0)
-        return yield_until(engine, wish, earlier(begin_ns + yield_ns, deadline_ns), now_ns);
-    if (look_until(engine, wish,
-                   earlier(begin_ns + earlier(spin_ns, RDTI_SPIN_LEAST_NS), deadline_ns), now_ns))
+        return wait_yield_until(engine, wish, wait_earlier(begin_ns + yield_ns, deadline_ns),
+                                now_ns);
+    if (wait_look_until(engine, wish,
+                        wait_earlier(begin_ns + wait_earlier(spin_ns, RDTI_SPIN_LEAST_NS),
+                                     deadline_ns),
+                        now_ns))
         return true;
     return spin_ns > RDTI_SPIN_LEAST_NS && *now_ns < deadline_ns &&
-           look_on_until(engine, wish, earlier(begin_ns + spin_ns, deadline_ns), now_ns);
+           wait_look_on_until(engine, wish, wait_earlier(begin_ns + spin_ns, deadline_ns), now_ns);
 }
 
 void
@@ -379,7 +384,7 @@ rdti_engine_poll(struct rdti_engine *engine)
 {
     if (rdti_engine_is_driver(engine) || !rdti_engine_try_enter(engine))
         return;
-    const bool with_sockets = rdti_engine_do_sockets_carry(engine) || is_look_due(engine) ||
+    const bool with_sockets = rdti_engine_do_sockets_carry(engine) || wait_is_look_due(engine) ||
                               rdti_engine_is_look_late(engine, rdti_now_ns());
     (void)rdti_engine_pass(engine, with_sockets);
     rdti_engine_leave(engine);
@@ -388,7 +393,7 @@ rdti_engine_poll(struct rdti_engine *engine)
 /* A pass left a task that wants the next pass at once, and this thread stops driving. relaxed: the
  * pass was this thread's own, or that of a driver that also calls this. */
 static void
-leave_rest(struct rdti_engine *engine)
+wait_leave_rest(struct rdti_engine *engine)
 {
     if (atomic_load_explicit(&engine->goes_on, memory_order_relaxed) != 0)
         rdti_engine_poke(engine);
@@ -409,7 +414,7 @@ rdti_engine_note_wait(struct rdti_engine *engine)
 bool
 rdti_engine_is_soon(struct rdti_engine *engine, rdti_done_fn done, void *arg, bool takes)
 {
-    const struct wish wish = {done, arg, takes};
+    const struct wait_wish wish = {done, arg, takes};
     bool is_done = false;
 
     rdti_engine_note_wait(engine);
@@ -421,8 +426,8 @@ rdti_engine_is_soon(struct rdti_engine *engine, rdti_done_fn done, void *arg, bo
         rdti_engine_do_sockets_carry(engine) || rdti_engine_is_driver(engine))
         return false;
     for (uint32_t i = 0; !is_done && i < BRIEF_PASSES; i++)
-        is_done = pass_for(engine, &wish, false);
-    leave_rest(engine);
+        is_done = wait_pass_for(engine, &wish, false);
+    wait_leave_rest(engine);
     return is_done;
 }
 
@@ -430,7 +435,7 @@ rdti_engine_is_soon(struct rdti_engine *engine, rdti_done_fn done, void *arg, bo
  * read the clock: for a spinning wait, the time since the last read, up to 16 passes, is
  * missing. */
 static void
-count_wait(struct rdti_engine *engine, bool is_counted, uint64_t *from_ns, uint64_t now_ns)
+wait_count(struct rdti_engine *engine, bool is_counted, uint64_t *from_ns, uint64_t now_ns)
 {
     if (is_counted && now_ns > *from_ns)
         rdti_count(&engine->waited_ns, now_ns - *from_ns);
@@ -444,14 +449,14 @@ rdti_engine_waited_ns(const struct rdti_engine *engine)
 }
 
 static rdt_status
-last_look(struct rdti_engine *engine, const struct wish *wish)
+wait_last_look(struct rdti_engine *engine, const struct wait_wish *wish)
 {
     (void)rdti_engine_try_pass(engine, true);
     return wish->done(wish->arg) ? RDT_OK : RDT_ETIMEDOUT;
 }
 
 static rdt_status
-wait_until(struct rdti_engine *engine, const struct wish *wish, uint64_t deadline_ns,
+wait_until(struct rdti_engine *engine, const struct wait_wish *wish, uint64_t deadline_ns,
            bool is_counted)
 {
     const rdti_done_fn done = wish->done;
@@ -470,48 +475,48 @@ wait_until(struct rdti_engine *engine, const struct wish *wish, uint64_t deadlin
     uint64_t from_ns = begin_ns;
     /* Python waits in slices. relaxed: a hint; the last of several waiters wins */
     bool is_expected = atomic_load_explicit(&engine->was_in_vain, memory_order_relaxed) == 0;
-    while (!spin(engine, wish, is_expected, deadline_ns, &now_ns)) {
-        count_wait(engine, is_counted, &from_ns, now_ns);
+    while (!wait_spin(engine, wish, is_expected, deadline_ns, &now_ns)) {
+        wait_count(engine, is_counted, &from_ns, now_ns);
         uint64_t sleep_ns = rdti_remaining_ns(deadline_ns);
         if (sleep_ns == 0) {
-            status = last_look(engine, wish);
+            status = wait_last_look(engine, wish);
             break;
         }
         if (sleep_ns > RDTI_SLICE_NS)
             sleep_ns = RDTI_SLICE_NS;
-        is_expected = sleep_once(engine, wish, sleep_ns, &is_leader);
+        is_expected = wait_sleep_once(engine, wish, sleep_ns, &is_leader);
         has_slept = true;
         now_ns = rdti_now_ns();
     }
     if (has_slept)
         now_ns = rdti_now_ns();
     rdti_engine_learn(engine, now_ns - begin_ns, has_slept);
-    count_wait(engine, is_counted, &from_ns, now_ns);
+    wait_count(engine, is_counted, &from_ns, now_ns);
     atomic_store_explicit(&engine->was_in_vain, has_slept && !is_expected && status != RDT_OK,
                           memory_order_relaxed);
     rdti_engine_unattend(engine);
     if (is_leader)
-        end_lead(engine);
-    leave_rest(engine);
+        wait_end_lead(engine);
+    wait_leave_rest(engine);
     return status;
 }
 
 rdt_status
 rdti_engine_wait(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t deadline_ns)
 {
-    return wait_until(engine, &(struct wish){done, arg, false}, deadline_ns, false);
+    return wait_until(engine, &(struct wait_wish){done, arg, false}, deadline_ns, false);
 }
 
 rdt_status
 rdti_engine_wait_counted(struct rdti_engine *engine, rdti_done_fn done, void *arg,
                          uint64_t deadline_ns)
 {
-    return wait_until(engine, &(struct wish){done, arg, false}, deadline_ns, true);
+    return wait_until(engine, &(struct wait_wish){done, arg, false}, deadline_ns, true);
 }
 
 rdt_status
 rdti_engine_wait_taking(struct rdti_engine *engine, rdti_done_fn take, void *arg,
                         uint64_t deadline_ns)
 {
-    return wait_until(engine, &(struct wish){take, arg, true}, deadline_ns, true);
+    return wait_until(engine, &(struct wait_wish){take, arg, true}, deadline_ns, true);
 }

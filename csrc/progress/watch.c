@@ -76,7 +76,7 @@ rdti_engine_unwatch(struct rdti_engine *engine, struct rdti_watch *watch)
 }
 
 static void
-free_list(struct rdti_list *watches)
+watch_free_list(struct rdti_list *watches)
 {
     struct rdti_list *node;
 
@@ -87,8 +87,8 @@ free_list(struct rdti_list *watches)
 void
 rdti_engine_free_watches(struct rdti_engine *engine)
 {
-    free_list(&engine->watches);
-    free_list(&engine->graveyard);
+    watch_free_list(&engine->watches);
+    watch_free_list(&engine->graveyard);
 }
 
 /* A transport with arm() receives its payload by polling, not through sockets. */
@@ -143,6 +143,6 @@ rdti_engine_dispatch(struct rdti_engine *engine)
         if (watch != NULL && !watch->is_dead)
             watch->fn(watch->arg, events[i].events);
     }
-    free_list(&engine->graveyard);
+    watch_free_list(&engine->graveyard);
     return count > 0 ? (uint32_t)count : 0;
 }

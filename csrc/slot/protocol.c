@@ -4,7 +4,7 @@
 #include "slot/slot.h"
 
 static rdt_status
-slot_attach(rdt_endpoint *ep, void **state_out, struct rdt_error *err)
+slot_protocol_attach(rdt_endpoint *ep, void **state_out, struct rdt_error *err)
 {
     struct rdti_slots *slots = NULL;
     const rdt_status status = rdti_slots_create(ep, &slots, err);
@@ -14,34 +14,34 @@ slot_attach(rdt_endpoint *ep, void **state_out, struct rdt_error *err)
 }
 
 static void
-slot_detach(void *state)
+slot_protocol_detach(void *state)
 {
     rdti_slots_destroy(state);
 }
 
 static void
-slot_on_ready(void *state)
+slot_protocol_on_ready(void *state)
 {
     rdti_slots_on_ready(state);
 }
 
 static void
-slot_on_ended(void *state, const struct rdt_error *err)
+slot_protocol_on_ended(void *state, const struct rdt_error *err)
 {
     rdti_slots_on_ended(state, err);
 }
 
 static rdt_status
-slot_on_notify(void *state, enum rdti_notify_kind kind, uint32_t value, uint32_t epoch,
-               struct rdt_error *err)
+slot_protocol_on_notify(void *state, enum rdti_notify_kind kind, uint32_t value, uint32_t epoch,
+                        struct rdt_error *err)
 {
     return kind == RDTI_NOTIFY_IS_CREDIT ? rdti_slots_on_credit(state, value, err)
                                          : rdti_slots_on_data(state, value, epoch, err);
 }
 
 static rdt_status
-slot_on_frame(void *state, enum rdti_frame_type type, const uint8_t *payload,
-              uint32_t payload_bytes, struct rdt_error *err)
+slot_protocol_on_frame(void *state, enum rdti_frame_type type, const uint8_t *payload,
+                       uint32_t payload_bytes, struct rdt_error *err)
 {
     struct rdti_slot_announce announce;
     struct rdti_slot_gone gone;
@@ -61,17 +61,17 @@ slot_on_frame(void *state, enum rdti_frame_type type, const uint8_t *payload,
 }
 
 static const char *
-slot_name_at(const void *state, uint32_t index, uint64_t *off_bytes)
+slot_protocol_name_at(const void *state, uint32_t index, uint64_t *off_bytes)
 {
     return rdti_slots_name_at(state, index, off_bytes);
 }
 
 const struct rdti_protocol rdti_slot_protocol = {
-    .attach = slot_attach,
-    .detach = slot_detach,
-    .on_ready = slot_on_ready,
-    .on_ended = slot_on_ended,
-    .on_notify = slot_on_notify,
-    .on_frame = slot_on_frame,
-    .name_at = slot_name_at,
+    .attach = slot_protocol_attach,
+    .detach = slot_protocol_detach,
+    .on_ready = slot_protocol_on_ready,
+    .on_ended = slot_protocol_on_ended,
+    .on_notify = slot_protocol_on_notify,
+    .on_frame = slot_protocol_on_frame,
+    .name_at = slot_protocol_name_at,
 };

@@ -43,13 +43,13 @@ rdti_slots_destroy(struct rdti_slots *slots)
 
 /* NULL: the id was never given out, or its slot was destroyed since. */
 static rdt_slot *
-find_slot(const struct rdti_slots *slots, uint32_t slot_id)
+slot_find(const struct rdti_slots *slots, uint32_t slot_id)
 {
     return slot_id < slots->next_id ? slots->table[slot_id] : NULL;
 }
 
 static rdt_status
-add_to_table(struct rdti_slots *slots, rdt_slot *slot, struct rdt_error *err)
+slot_add_to_table(struct rdti_slots *slots, rdt_slot *slot, struct rdt_error *err)
 {
     for (uint32_t i = 0; i < slots->next_id; i++)
         if (slots->table[i] != NULL && strcmp(slots->table[i]->name, slot->name) == 0)
@@ -86,7 +86,7 @@ rdti_slots_find_announced(struct rdti_slots *slots, const char *name)
 }
 
 static struct rdti_announced *
-find_announced_id(struct rdti_slots *slots, uint32_t slot_id)
+slot_find_announced_id(struct rdti_slots *slots, uint32_t slot_id)
 {
     for (struct rdti_list *node = slots->announced.next; node != &slots->announced;
          node = node->next) {
@@ -99,7 +99,7 @@ find_announced_id(struct rdti_slots *slots, uint32_t slot_id)
 
 /* Points the flag at the next buffer and epoch, by whatever path they come. */
 static void
-aim_flag(rdt_slot *slot, uint32_t epoch)
+slot_aim_flag(rdt_slot *slot, uint32_t epoch)
 {
     uint8_t *buffer =
         (uint8_t *)rdt_region_addr(slot->region) + epoch % RDTI_SLOT_BUFFERS * slot->stride_bytes;
@@ -116,7 +116,7 @@ rdti_slots_on_data(struct rdti_slots *slots, uint32_t slot_id, uint32_t epoch,
                    struct rdt_error *err)
 {
     const int32_t rank = rdti_endpoint_rank(slots->ep);
-    rdt_slot *slot = find_slot(slots, slot_id);
+    rdt_slot *slot = slot_find(slots, slot_id);
 
     if (slot == NULL && slot_id < slots->next_id)
         return RDT_OK; /* sent before the slot was destroyed */
@@ -132,15 +132,15 @@ rdti_slots_on_data(struct rdti_slots *slots, uint32_t slot_id, uint32_t epoch,
             err, RDT_EPROTO, rank,
             "rank %d wrote epoch %u of slot '%s' without a credit or out of order (expected %u)",
             (int)rank, epoch, slot->name, arrived & RDTI_EPOCH_MASK);
-    /* seq_cst: the bytes are in place; pairs with has_arrived() before a sleep */
+    /* seq_cst: the bytes are in place; pairs with slot_has_arrived() before a sleep */
     atomic_store_explicit(&slot->arrived, arrived + 1, memory_order_seq_cst);
-    aim_flag(slot, arrived + 1);
+    slot_aim_flag(slot, arrived + 1);
     rdti_engine_wake(rdti_endpoint_context(slots->ep)->engine);
     return RDT_OK;
 }
 
 static rdt_status
-no_such_credit(int32_t rank, const char *name, struct rdt_error *err)
+slot_no_such_credit(int32_t rank, const char *name, struct rdt_error *err)
 {
     return rdti_error_set_rank(err, RDT_EPROTO, rank,
                                "rank %d returned a credit of slot '%s' that it did not have",
@@ -151,7 +151,7 @@ rdt_status
 rdti_slots_on_credit(struct rdti_slots *slots, uint32_t slot_id, struct rdt_error *err)
 {
     const int32_t rank = rdti_endpoint_rank(slots->ep);
-    struct rdti_announced *announced = find_announced_id(slots, slot_id);
+    struct rdti_announced *announced = slot_find_announced_id(slots, slot_id);
 
     if (announced == NULL)
         return RDT_OK; /* the slot is gone */
@@ -161,12 +161,12 @@ rdti_slots_on_credit(struct rdti_slots *slots, uint32_t slot_id, struct rdt_erro
         return RDT_OK;
     }
     if (tx == NULL)
-        return no_such_credit(rank, announced->info.name, err);
+        return slot_no_such_credit(rank, announced->info.name, err);
     const uint32_t returned = atomic_load_explicit(&tx->returned, memory_order_relaxed);
     if (returned == atomic_load_explicit(&tx->sent, memory_order_acquire))
-        return no_such_credit(rank, announced->info.name, err);
+        return slot_no_such_credit(rank, announced->info.name, err);
     rdti_slot_tx_end_dynamic(tx, returned, RDT_OK, NULL);
-    /* seq_cst: pairs with has_credit() before a sleep */
+    /* seq_cst: pairs with sender_has_credit() before a sleep */
     atomic_store_explicit(&tx->returned, returned + 1, memory_order_seq_cst);
     rdti_engine_wake(rdti_endpoint_context(slots->ep)->engine);
     return RDT_OK;
@@ -178,7 +178,7 @@ rdti_slots_on_announce(struct rdti_slots *slots, const struct rdti_slot_announce
 {
     const int32_t rank = rdti_endpoint_rank(slots->ep);
 
-    if (find_announced_id(slots, info->slot_id) != NULL ||
+    if (slot_find_announced_id(slots, info->slot_id) != NULL ||
         rdti_slots_find_announced(slots, info->name) != NULL)
         return rdti_error_set_rank(err, RDT_EPROTO, rank, "rank %d announced slot '%s' twice",
                                    (int)rank, info->name);
@@ -194,7 +194,7 @@ rdti_slots_on_announce(struct rdti_slots *slots, const struct rdti_slot_announce
                               sizeof(*announced));
     announced->info = *info;
     rdti_list_append(&slots->announced, &announced->link);
-    /* seq_cst: pairs with is_announced() before a sleep */
+    /* seq_cst: pairs with sender_is_announced() before a sleep */
     (void)atomic_fetch_add_explicit(&slots->announce_count, 1, memory_order_seq_cst);
     rdti_engine_wake(rdti_endpoint_context(slots->ep)->engine);
     return RDT_OK;
@@ -204,7 +204,7 @@ rdt_status
 rdti_slots_on_gone(struct rdti_slots *slots, const struct rdti_slot_gone *gone,
                    struct rdt_error *err)
 {
-    struct rdti_announced *announced = find_announced_id(slots, gone->slot_id);
+    struct rdti_announced *announced = slot_find_announced_id(slots, gone->slot_id);
     struct rdt_error end;
 
     if (announced == NULL)
@@ -231,7 +231,7 @@ rdti_slots_on_gone(struct rdti_slots *slots, const struct rdti_slot_gone *gone,
 void
 rdti_slots_on_refused(struct rdti_slots *slots, const struct rdti_slot_gone *refused)
 {
-    rdt_slot *slot = find_slot(slots, refused->slot_id);
+    rdt_slot *slot = slot_find(slots, refused->slot_id);
     struct rdt_error err;
 
     if (slot == NULL)
@@ -280,12 +280,13 @@ rdti_slot_end(rdt_slot *slot, const struct rdt_error *err)
     if (atomic_load_explicit(&slot->is_ended, memory_order_relaxed) != 0)
         return;
     slot->error = *err;
-    atomic_store_explicit(&slot->is_ended, 1, memory_order_seq_cst); /* pairs with has_arrived() */
+    atomic_store_explicit(&slot->is_ended, 1,
+                          memory_order_seq_cst); /* pairs with slot_has_arrived() */
     rdti_engine_wake(rdti_endpoint_context(slot->ep)->engine);
 }
 
 static void
-announce(rdt_slot *slot)
+slot_announce(rdt_slot *slot)
 {
     struct rdti_slot_announce info = {
         .slot_id = slot->id,
@@ -305,7 +306,7 @@ announce(rdt_slot *slot)
     rdti_endpoint_send_frame(slot->ep, RDTI_FRAME_SLOT, payload,
                              rdti_slot_announce_encode(&info, payload));
     slot->is_announced = true;
-    aim_flag(slot, 0);
+    slot_aim_flag(slot, 0);
     rdti_endpoint_watch_flag(slot->ep, &slot->flag);
 }
 
@@ -314,7 +315,7 @@ rdti_slots_on_ready(struct rdti_slots *slots)
 {
     for (uint32_t i = 0; i < slots->next_id; i++)
         if (slots->table[i] != NULL && !slots->table[i]->is_announced)
-            announce(slots->table[i]);
+            slot_announce(slots->table[i]);
 }
 
 rdt_status
@@ -340,7 +341,7 @@ rdti_slot_check_desc(const char *call, const char *name, const struct rdt_tensor
 }
 
 static rdt_status
-register_slot(rdt_slot *slot, struct rdt_error *err)
+slot_register(rdt_slot *slot, struct rdt_error *err)
 {
     rdt_context *ctx = rdti_endpoint_context(slot->ep);
     rdt_status status;
@@ -348,11 +349,11 @@ register_slot(rdt_slot *slot, struct rdt_error *err)
     rdti_engine_enter(ctx->engine);
     status = rdti_endpoint_error(slot->ep, err);
     if (status == RDT_OK)
-        status = add_to_table(rdti_slots_of(slot->ep), slot, err);
+        status = slot_add_to_table(rdti_slots_of(slot->ep), slot, err);
     if (status == RDT_OK) {
         rdti_endpoint_ref(slot->ep);
         if (rdti_endpoint_get_state(slot->ep) == RDTI_EP_READY)
-            announce(slot);
+            slot_announce(slot);
     }
     rdti_engine_leave(ctx->engine);
     return status;
@@ -397,7 +398,7 @@ rdt_slot_create(rdt_endpoint *ep, const char *name, const struct rdt_tensor_desc
     status = rdt_region_export(slot->region, &slot->remote, err);
     if (status != RDT_OK)
         goto err_free_region;
-    status = register_slot(slot, err);
+    status = slot_register(slot, err);
     if (status != RDT_OK)
         goto err_free_region;
     *out = slot;
@@ -411,7 +412,7 @@ err_free_slot:
 }
 
 static bool
-has_arrived(void *arg)
+slot_has_arrived(void *arg)
 {
     const rdt_slot *slot = arg;
 
@@ -421,7 +422,7 @@ has_arrived(void *arg)
 
 /* Whether something was posted to the peer since the last release: then more is expected. */
 static bool
-goes_both_ways(rdt_slot *slot)
+slot_goes_both_ways(rdt_slot *slot)
 {
     const uint64_t posts = rdti_endpoint_posts(slot->ep);
     const bool has_posted = posts != slot->posts_seen;
@@ -436,7 +437,7 @@ goes_both_ways(rdt_slot *slot)
  * dynamic tensor must not wait: it ends the sender's transfer.
  */
 static bool
-may_credit_ride(const rdt_slot *slot, uint32_t released)
+slot_may_credit_ride(const rdt_slot *slot, uint32_t released)
 {
     /* seq_cst: pairs with rdti_slots_on_data(): either this thread sees the arrival, or the pass
      * that stored the arrival sees the waiting credit */
@@ -446,7 +447,7 @@ may_credit_ride(const rdt_slot *slot, uint32_t released)
 
 /* The credit goes first: if it cannot be sent, nothing has happened and a retry is possible. */
 static rdt_status
-release_oldest(rdt_slot *slot, struct rdt_error *err)
+slot_release_oldest(rdt_slot *slot, struct rdt_error *err)
 {
     rdt_context *ctx = rdti_endpoint_context(slot->ep);
     const uint32_t released =
@@ -457,7 +458,7 @@ release_oldest(rdt_slot *slot, struct rdt_error *err)
      * the credit goes, as the peer may answer it with data at once. */
     atomic_store_explicit(&slot->released, released + 1, memory_order_release);
     if (atomic_load_explicit(&slot->is_ended, memory_order_seq_cst) == 0) {
-        const bool may_ride = goes_both_ways(slot) && may_credit_ride(slot, released + 1);
+        const bool may_ride = slot_goes_both_ways(slot) && slot_may_credit_ride(slot, released + 1);
         const rdt_status status =
             rdti_endpoint_post_credit(slot->ep, rdti_notify_credit(slot->id), may_ride, err);
         const enum rdti_endpoint_state state = rdti_endpoint_get_state(slot->ep);
@@ -466,7 +467,8 @@ release_oldest(rdt_slot *slot, struct rdt_error *err)
             atomic_store_explicit(&slot->released, released, memory_order_release);
             return status;
         }
-        if (may_ride && !may_credit_ride(slot, released + 1)) /* that pass may have been the last */
+        if (may_ride &&
+            !slot_may_credit_ride(slot, released + 1)) /* that pass may have been the last */
             rdti_engine_poke(ctx->engine);
     }
     rdt_region_free(*pulled, NULL, NULL);
@@ -478,7 +480,7 @@ release_oldest(rdt_slot *slot, struct rdt_error *err)
 /* A tensor that could not be read is returned like the others: after all that are still held. If
  * its credit cannot be sent now, the next call sends it. */
 static void
-release_skipped(rdt_slot *slot)
+slot_release_skipped(rdt_slot *slot)
 {
     struct rdt_error err;
 
@@ -486,7 +488,7 @@ release_skipped(rdt_slot *slot)
     /* relaxed: this thread's own */
     if (slot->has_skipped &&
         slot->got - atomic_load_explicit(&slot->released, memory_order_relaxed) == 1 &&
-        release_oldest(slot, &err) == RDT_OK)
+        slot_release_oldest(slot, &err) == RDT_OK)
         slot->has_skipped = false;
 }
 
@@ -504,14 +506,14 @@ rdt_slot_get(rdt_slot *slot, uint64_t timeout_ns, struct rdt_slot_view *out, str
         return status;
     if (timeout_ns == RDT_TIMEOUT_DEFAULT)
         timeout_ns = ctx->opts.timeout_ns;
-    release_skipped(slot);
+    slot_release_skipped(slot);
     if (slot->got - atomic_load_explicit(&slot->released, memory_order_relaxed) ==
         RDTI_SLOT_BUFFERS)
         return rdti_error_set(err, RDT_EBUSY, 0,
                               "slot_get: both buffers of slot '%s' are held: release one first",
                               slot->name);
     const uint64_t deadline_ns = rdti_deadline_after(timeout_ns);
-    status = rdti_engine_wait_counted(ctx->engine, has_arrived, slot, deadline_ns);
+    status = rdti_engine_wait_counted(ctx->engine, slot_has_arrived, slot, deadline_ns);
     if (status == RDT_ETIMEDOUT)
         return rdti_error_set_rank(err, status, rdti_endpoint_rank(slot->ep),
                                    "slot '%s': nothing from rank %d within %.3f s", slot->name,
@@ -528,7 +530,7 @@ rdt_slot_get(rdt_slot *slot, uint64_t timeout_ns, struct rdt_slot_view *out, str
     rdti_slot_check_buffers(slot);
     if (status == RDT_ESTALE) { /* its sender took it back: the next one may come */
         slot->has_skipped = true;
-        release_skipped(slot);
+        slot_release_skipped(slot);
         return status;
     }
     *out = view;
@@ -550,13 +552,13 @@ rdt_slot_release(rdt_slot *slot, struct rdt_error *err)
     if (atomic_load_explicit(&slot->released, memory_order_relaxed) == slot->got)
         return rdti_error_set(err, RDT_EINVAL, 0, "slot_release: nothing of slot '%s' is held",
                               slot->name);
-    status = release_oldest(slot, err);
-    release_skipped(slot);
+    status = slot_release_oldest(slot, err);
+    slot_release_skipped(slot);
     return status;
 }
 
 static void
-free_pulled(void *region)
+slot_free_pulled(void *region)
 {
     rdt_region_free(region, NULL, NULL);
 }
@@ -582,7 +584,7 @@ rdt_slot_destroy(rdt_slot *slot)
     rdti_engine_leave(ctx->engine);
     if (slot->pulling != NULL) { /* its region must stay while it may be written */
         rdt_region **region = &slot->pulled[slot->got % RDTI_SLOT_BUFFERS];
-        rdt_transfer_on_done(slot->pulling, free_pulled, *region);
+        rdt_transfer_on_done(slot->pulling, slot_free_pulled, *region);
         rdt_transfer_free(slot->pulling);
         *region = NULL;
     }

@@ -12,8 +12,8 @@
 
 /* The header of a bounded or dynamic tensor, checked against the slot's description. */
 static rdt_status
-read_header(const rdt_slot *slot, const uint8_t *at, struct rdti_slot_header *out,
-            struct rdt_error *err)
+slot_fetch_read_header(const rdt_slot *slot, const uint8_t *at, struct rdti_slot_header *out,
+                       struct rdt_error *err)
 {
     const rdt_status status = rdti_slot_header_decode(at, RDTI_SLOT_HEADER_BYTES, out, err);
 
@@ -31,8 +31,8 @@ read_header(const rdt_slot *slot, const uint8_t *at, struct rdti_slot_header *ou
 }
 
 static rdt_status
-begin_pull(rdt_slot *slot, const struct rdti_slot_header *header, uint64_t len_bytes,
-           rdt_region **region_out, struct rdt_error *err)
+slot_fetch_begin_pull(rdt_slot *slot, const struct rdti_slot_header *header, uint64_t len_bytes,
+                      rdt_region **region_out, struct rdt_error *err)
 {
     rdt_region *region = NULL;
     rdt_status status =
@@ -52,14 +52,14 @@ begin_pull(rdt_slot *slot, const struct rdti_slot_header *header, uint64_t len_b
 
 /* A read that outlasts the deadline of a get goes on; the next get continues the same read. */
 static rdt_status
-pull(rdt_slot *slot, const struct rdti_slot_header *header, uint64_t deadline_ns,
-     struct rdt_slot_view *view, struct rdt_error *err)
+slot_fetch_pull(rdt_slot *slot, const struct rdti_slot_header *header, uint64_t deadline_ns,
+                struct rdt_slot_view *view, struct rdt_error *err)
 {
     rdt_region **region = &slot->pulled[slot->got % RDTI_SLOT_BUFFERS];
     rdt_status status = RDT_OK;
 
     if (slot->pulling == NULL)
-        status = begin_pull(slot, header, view->len_bytes, region, err);
+        status = slot_fetch_begin_pull(slot, header, view->len_bytes, region, err);
     if (status != RDT_OK)
         return status;
     if (rdt_region_len_bytes(*region) !=
@@ -103,12 +103,12 @@ rdti_slot_view(rdt_slot *slot, uint64_t deadline_ns, struct rdt_slot_view *view,
     memcpy(view->dims, slot->desc.dims, sizeof(view->dims));
     if (slot->desc.kind == RDT_SLOT_STATIC)
         return RDT_OK;
-    status = read_header(slot, base + slot->header_off, &header, err);
+    status = slot_fetch_read_header(slot, base + slot->header_off, &header, err);
     if (status != RDT_OK)
         return status;
     memcpy(view->dims, header.dims, sizeof(view->dims));
     status = rdti_tensor_bytes(header.dtype, header.ndim, header.dims, &view->len_bytes, err);
     if (status != RDT_OK || slot->desc.kind == RDT_SLOT_BOUNDED)
         return status;
-    return pull(slot, &header, deadline_ns, view, err);
+    return slot_fetch_pull(slot, &header, deadline_ns, view, err);
 }

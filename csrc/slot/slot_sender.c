@@ -20,7 +20,7 @@ struct rdti_lent {
 };
 
 static void
-on_lent_drained(void *arg)
+sender_on_lent_drained(void *arg)
 {
     struct rdti_lent *lent = arg;
 
@@ -48,9 +48,9 @@ rdti_slot_tx_end_dynamic(rdt_slot_tx *tx, uint32_t epoch, rdt_status status,
     if (err != NULL)
         lent->error = *err;
     if (status == RDT_OK) /* a credit: the only reader has read it */
-        rdti_regions_end_lent(lent->region, on_lent_drained, lent);
+        rdti_regions_end_lent(lent->region, sender_on_lent_drained, lent);
     else
-        rdt_region_free(lent->region, on_lent_drained, lent);
+        rdt_region_free(lent->region, sender_on_lent_drained, lent);
 }
 
 void
@@ -61,7 +61,8 @@ rdti_slot_tx_end(rdt_slot_tx *tx, const struct rdt_error *err)
     tx->error = *err;
     for (uint32_t i = 0; i < RDTI_SLOT_BUFFERS; i++)
         rdti_slot_tx_end_dynamic(tx, i, (rdt_status)err->status, err);
-    atomic_store_explicit(&tx->is_ended, 1, memory_order_seq_cst); /* pairs with has_credit() */
+    atomic_store_explicit(&tx->is_ended, 1,
+                          memory_order_seq_cst); /* pairs with sender_has_credit() */
     rdti_engine_wake(rdti_endpoint_context(tx->ep)->engine);
 }
 
@@ -75,7 +76,7 @@ struct open_wait {
 };
 
 static bool
-is_announced(void *arg)
+sender_is_announced(void *arg)
 {
     struct open_wait *wait = arg;
     struct rdti_slots *slots = rdti_slots_of(wait->ep);
@@ -92,7 +93,7 @@ is_announced(void *arg)
 }
 
 static void
-describe_desc(const struct rdt_tensor_desc *desc, char *buf, size_t cap)
+sender_describe_desc(const struct rdt_tensor_desc *desc, char *buf, size_t cap)
 {
     static const char *const kinds[] = {"?", "static", "bounded", "dynamic"};
     size_t used = (size_t)snprintf(buf, cap, "%s %s [",
@@ -107,7 +108,7 @@ describe_desc(const struct rdt_tensor_desc *desc, char *buf, size_t cap)
 }
 
 static bool
-is_same_desc(const struct rdt_tensor_desc *a, const struct rdt_tensor_desc *b)
+sender_is_same_desc(const struct rdt_tensor_desc *a, const struct rdt_tensor_desc *b)
 {
     if (a->kind != b->kind || a->dtype != b->dtype || a->ndim != b->ndim)
         return false;
@@ -116,16 +117,16 @@ is_same_desc(const struct rdt_tensor_desc *a, const struct rdt_tensor_desc *b)
 }
 
 static rdt_status
-refuse(rdt_endpoint *ep, const struct rdti_slot_announce *info, const struct rdt_tensor_desc *desc,
-       struct rdt_error *err)
+sender_refuse(rdt_endpoint *ep, const struct rdti_slot_announce *info,
+              const struct rdt_tensor_desc *desc, struct rdt_error *err)
 {
     struct rdti_slot_gone refused = {.slot_id = info->slot_id};
     uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
     char theirs[128];
     char ours[128];
 
-    describe_desc(&info->desc, theirs, sizeof(theirs));
-    describe_desc(desc, ours, sizeof(ours));
+    sender_describe_desc(&info->desc, theirs, sizeof(theirs));
+    sender_describe_desc(desc, ours, sizeof(ours));
     (void)snprintf(refused.text, sizeof(refused.text),
                    "slot '%.64s': the receiver has %s, the sender wants %s", info->name, theirs,
                    ours);
@@ -136,8 +137,8 @@ refuse(rdt_endpoint *ep, const struct rdti_slot_announce *info, const struct rdt
 
 /* [driver] */
 static rdt_status
-bind_tx(rdt_endpoint *ep, const char *name, const struct rdt_tensor_desc *desc,
-        uint64_t payload_bytes, rdt_slot_tx *tx, struct rdt_error *err)
+sender_bind_tx(rdt_endpoint *ep, const char *name, const struct rdt_tensor_desc *desc,
+               uint64_t payload_bytes, rdt_slot_tx *tx, struct rdt_error *err)
 {
     struct rdti_announced *announced = rdti_slots_find_announced(rdti_slots_of(ep), name);
     const rdt_status status = rdti_endpoint_error(ep, err);
@@ -149,8 +150,8 @@ bind_tx(rdt_endpoint *ep, const char *name, const struct rdt_tensor_desc *desc,
                               "slot_tx_open: the peer destroyed slot '%s' just now", name);
     if (announced->tx != NULL)
         return rdti_error_set(err, RDT_EBUSY, 0, "slot_tx_open: slot '%s' is open already", name);
-    if (!is_same_desc(&announced->info.desc, desc))
-        return refuse(ep, &announced->info, desc, err);
+    if (!sender_is_same_desc(&announced->info.desc, desc))
+        return sender_refuse(ep, &announced->info, desc, err);
     tx->ep = ep;
     tx->announced = announced;
     tx->info = announced->info;
@@ -188,7 +189,8 @@ rdt_slot_tx_open(rdt_endpoint *ep, const char *name, const struct rdt_tensor_des
         return status;
     if (timeout_ns == RDT_TIMEOUT_DEFAULT)
         timeout_ns = ctx->opts.timeout_ns;
-    status = rdti_engine_wait(ctx->engine, is_announced, &wait, rdti_deadline_after(timeout_ns));
+    status =
+        rdti_engine_wait(ctx->engine, sender_is_announced, &wait, rdti_deadline_after(timeout_ns));
     if (status == RDT_EINVAL)
         return rdti_error_set(err, status, 0,
                               "slot_tx_open: called from a task, which must not wait");
@@ -200,7 +202,7 @@ rdt_slot_tx_open(rdt_endpoint *ep, const char *name, const struct rdt_tensor_des
     if (tx == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "a slot of %zu bytes", sizeof(*tx));
     rdti_engine_enter(ctx->engine);
-    status = bind_tx(ep, name, desc, payload_bytes, tx, err);
+    status = sender_bind_tx(ep, name, desc, payload_bytes, tx, err);
     rdti_engine_leave(ctx->engine);
     if (status != RDT_OK) {
         free(tx);
@@ -213,7 +215,7 @@ rdt_slot_tx_open(rdt_endpoint *ep, const char *name, const struct rdt_tensor_des
 /* ---- Credit ------------------------------------------------------------------------------ */
 
 static bool
-has_credit(void *arg)
+sender_has_credit(void *arg)
 {
     const rdt_slot_tx *tx = arg;
     const uint32_t sent =
@@ -224,7 +226,7 @@ has_credit(void *arg)
 }
 
 static rdt_status
-wait_credit(rdt_slot_tx *tx, const char *call, uint64_t timeout_ns, struct rdt_error *err)
+sender_wait_credit(rdt_slot_tx *tx, const char *call, uint64_t timeout_ns, struct rdt_error *err)
 {
     rdt_context *ctx = rdti_endpoint_context(tx->ep);
     const int32_t rank = rdti_endpoint_rank(tx->ep);
@@ -234,7 +236,8 @@ wait_credit(rdt_slot_tx *tx, const char *call, uint64_t timeout_ns, struct rdt_e
         return status;
     if (timeout_ns == RDT_TIMEOUT_DEFAULT)
         timeout_ns = ctx->opts.timeout_ns;
-    status = rdti_engine_wait_counted(ctx->engine, has_credit, tx, rdti_deadline_after(timeout_ns));
+    status = rdti_engine_wait_counted(ctx->engine, sender_has_credit, tx,
+                                      rdti_deadline_after(timeout_ns));
     if (status == RDT_ETIMEDOUT)
         return rdti_error_set_rank(err, status, rank,
                                    "%s: rank %d released no buffer of slot '%s' within %.3f s",
@@ -247,7 +250,7 @@ wait_credit(rdt_slot_tx *tx, const char *call, uint64_t timeout_ns, struct rdt_e
 }
 
 static uint64_t
-next_off(const rdt_slot_tx *tx)
+sender_next_off(const rdt_slot_tx *tx)
 {
     return atomic_load_explicit(&tx->sent, memory_order_relaxed) % RDTI_SLOT_BUFFERS *
            tx->info.stride_bytes;
@@ -256,8 +259,8 @@ next_off(const rdt_slot_tx *tx)
 /* ---- Sending ----------------------------------------------------------------------------- */
 
 static rdt_status
-actual_bytes(const rdt_slot_tx *tx, const char *call, const uint64_t *dims,
-             struct rdt_tensor_desc *actual, uint64_t *out, struct rdt_error *err)
+sender_actual_bytes(const rdt_slot_tx *tx, const char *call, const uint64_t *dims,
+                    struct rdt_tensor_desc *actual, uint64_t *out, struct rdt_error *err)
 {
     *actual = tx->info.desc;
     if (dims != NULL)
@@ -277,9 +280,10 @@ actual_bytes(const rdt_slot_tx *tx, const char *call, const uint64_t *dims,
     return rdti_tensor_bytes(actual->dtype, actual->ndim, actual->dims, out, err);
 }
 
-static uint8_t *
-fill_header(rdt_slot_tx *tx, const struct rdt_tensor_desc *actual,
-            const struct rdt_remote_region *region, uint64_t region_off)
+/* Returns the block that sends it. */
+static struct rdt_block
+sender_fill_header(rdt_slot_tx *tx, const struct rdt_tensor_desc *actual,
+                   const struct rdt_remote_region *region, uint64_t region_off)
 {
     const uint32_t epoch = atomic_load_explicit(&tx->sent, memory_order_relaxed);
     struct rdti_slot_header header = {.epoch = epoch,
@@ -291,11 +295,13 @@ fill_header(rdt_slot_tx *tx, const struct rdt_tensor_desc *actual,
     if (region != NULL)
         header.region = *region;
     rdti_slot_header_encode(&header, tx->headers[epoch % RDTI_SLOT_BUFFERS]);
-    return tx->headers[epoch % RDTI_SLOT_BUFFERS];
+    return (struct rdt_block){.src = tx->headers[epoch % RDTI_SLOT_BUFFERS],
+                              .len_bytes = RDTI_SLOT_HEADER_BYTES,
+                              .dst_off = sender_next_off(tx) + tx->header_off};
 }
 
 static void
-drop_user(rdt_slot_tx *tx)
+sender_drop_user(rdt_slot_tx *tx)
 {
     /* acq_rel: the last one sees what the others did */
     if (atomic_fetch_sub_explicit(&tx->users, 1, memory_order_acq_rel) != 1)
@@ -305,16 +311,16 @@ drop_user(rdt_slot_tx *tx)
 }
 
 static void
-on_write_over(struct rdt_transfer *t)
+sender_on_write_over(struct rdt_transfer *t)
 {
     rdti_slot_name_end(t, ((rdt_slot_tx *)t->owner)->info.name);
-    drop_user(t->owner);
+    sender_drop_user(t->owner);
 }
 
 /* The write of a put or post: up to two blocks, the slot's notification. Takes the credit. */
 static rdt_status
-post_blocks(rdt_slot_tx *tx, const struct rdt_block *blocks, uint32_t count,
-            const struct rdt_block *born, rdt_transfer **out, struct rdt_error *err)
+sender_post_blocks(rdt_slot_tx *tx, const struct rdt_block *blocks, uint32_t count,
+                   const struct rdt_block *born, rdt_transfer **out, struct rdt_error *err)
 {
     const uint32_t epoch = atomic_load_explicit(&tx->sent, memory_order_relaxed);
     struct rdt_transfer *t = rdti_transfer_new(rdti_endpoint_context(tx->ep)->pool);
@@ -331,8 +337,9 @@ post_blocks(rdt_slot_tx *tx, const struct rdt_block *blocks, uint32_t count,
     t->op.blocks = t->pair;
     t->op.block_count = count;
     rdti_slot_mark(&t->op, tx->info.desc.kind, epoch);
-    t->op.flag_off = next_off(tx) + rdti_slot_flag_off(tx->info.desc.kind, tx->payload_bytes);
-    t->on_release = on_write_over;
+    t->op.flag_off =
+        sender_next_off(tx) + rdti_slot_flag_off(tx->info.desc.kind, tx->payload_bytes);
+    t->on_release = sender_on_write_over;
     t->owner = tx;
     (void)atomic_fetch_add_explicit(&tx->users, 1, memory_order_relaxed); /* the caller has a use */
     /* release: before the peer can answer with a credit; pairs with rdti_slots_on_credit() */
@@ -341,7 +348,7 @@ post_blocks(rdt_slot_tx *tx, const struct rdt_block *blocks, uint32_t count,
     if (status != RDT_OK) {
         atomic_store_explicit(&tx->sent, epoch, memory_order_release);
         rdti_transfer_discard(t);
-        drop_user(tx);
+        sender_drop_user(tx);
         if (status == RDT_ESTALE) /* its notice is on its way */
             return rdti_error_set_rank(err, RDT_ECLOSED, rdti_endpoint_rank(tx->ep),
                                        "rank %d destroyed slot '%s'",
@@ -356,8 +363,8 @@ post_blocks(rdt_slot_tx *tx, const struct rdt_block *blocks, uint32_t count,
 }
 
 static rdt_status
-lend(rdt_context *ctx, const void *src, uint64_t len_bytes, struct rdti_lent **out,
-     struct rdt_remote_region *remote_out, struct rdt_error *err)
+sender_lend(rdt_context *ctx, const void *src, uint64_t len_bytes, struct rdti_lent **out,
+            struct rdt_remote_region *remote_out, struct rdt_error *err)
 {
     struct rdti_lent *lent = calloc(1, sizeof(*lent));
 
@@ -378,8 +385,8 @@ lend(rdt_context *ctx, const void *src, uint64_t len_bytes, struct rdti_lent **o
 
 /* Sends the address of the tensor; the receiver reads it, and its credit ends the transfer. */
 static rdt_status
-put_dynamic(rdt_slot_tx *tx, const void *src, const struct rdt_tensor_desc *actual,
-            uint64_t len_bytes, rdt_transfer **out, struct rdt_error *err)
+sender_put_dynamic(rdt_slot_tx *tx, const void *src, const struct rdt_tensor_desc *actual,
+                   uint64_t len_bytes, rdt_transfer **out, struct rdt_error *err)
 {
     rdt_context *ctx = rdti_endpoint_context(tx->ep);
     const uint32_t epoch = atomic_load_explicit(&tx->sent, memory_order_relaxed);
@@ -389,7 +396,7 @@ put_dynamic(rdt_slot_tx *tx, const void *src, const struct rdt_tensor_desc *actu
     rdt_status status = rdti_regions_export_at(ctx->regions, src, len_bytes, &remote, err);
 
     if (status == RDT_EAGAIN)
-        status = lend(ctx, src, len_bytes, &made.lent, &remote, err);
+        status = sender_lend(ctx, src, len_bytes, &made.lent, &remote, err);
     if (status == RDT_OK && (made.transfer = rdti_transfer_new(ctx->pool)) == NULL)
         status = rdti_error_set(err, RDT_ENOMEM, 0, "a transfer");
     if (status != RDT_OK)
@@ -404,12 +411,9 @@ put_dynamic(rdt_slot_tx *tx, const void *src, const struct rdt_tensor_desc *actu
         goto err_take_back;
     }
     *dynamic = made;
-    const struct rdt_block block = {
-        .src = fill_header(tx, actual, &remote, (uintptr_t)src - remote.addr),
-        .len_bytes = RDTI_SLOT_HEADER_BYTES,
-        .dst_off = next_off(tx) + tx->header_off,
-    };
-    status = post_blocks(tx, &block, 1, NULL, NULL, err);
+    const struct rdt_block block =
+        sender_fill_header(tx, actual, &remote, (uintptr_t)src - remote.addr);
+    status = sender_post_blocks(tx, &block, 1, NULL, NULL, err);
     if (status != RDT_OK)
         *dynamic = (struct rdti_dynamic){0};
     rdti_engine_leave(ctx->engine);
@@ -428,8 +432,8 @@ err_take_back:
 }
 
 static rdt_status
-check_put(const rdt_slot_tx *tx, const void *src, const uint64_t *dims, bool has_out,
-          struct rdt_tensor_desc *actual, uint64_t *len_bytes_out, struct rdt_error *err)
+sender_check_put(const rdt_slot_tx *tx, const void *src, const uint64_t *dims, bool has_out,
+                 struct rdt_tensor_desc *actual, uint64_t *len_bytes_out, struct rdt_error *err)
 {
     rdt_status status;
 
@@ -439,7 +443,7 @@ check_put(const rdt_slot_tx *tx, const void *src, const uint64_t *dims, bool has
         return rdti_error_set(err, RDT_EBUSY, 0,
                               "slot_tx_put: slot '%s' has a buffer that was not posted",
                               tx->info.name);
-    status = actual_bytes(tx, "slot_tx_put", dims, actual, len_bytes_out, err);
+    status = sender_actual_bytes(tx, "slot_tx_put", dims, actual, len_bytes_out, err);
     if (status != RDT_OK)
         return status;
     if (src == NULL && *len_bytes_out > 0)
@@ -454,7 +458,7 @@ check_put(const rdt_slot_tx *tx, const void *src, const uint64_t *dims, bool has
 /* Without a transfer the source must be free on return. It is free at once, unless the first write
  * waits for the peer's memory. */
 static rdt_status
-wait_over(rdt_transfer *t, uint64_t deadline_ns, struct rdt_error *err)
+sender_wait_over(rdt_transfer *t, uint64_t deadline_ns, struct rdt_error *err)
 {
     const rdt_status status = rdt_transfer_wait(t, rdti_remaining_ns(deadline_ns), err);
 
@@ -471,30 +475,28 @@ rdt_slot_tx_put(rdt_slot_tx *tx, const void *src, const uint64_t *dims, uint64_t
     rdt_transfer *t = NULL;
     uint64_t len_bytes = 0;
     uint32_t count = 0;
-    rdt_status status = check_put(tx, src, dims, out != NULL, &actual, &len_bytes, err);
+    rdt_status status = sender_check_put(tx, src, dims, out != NULL, &actual, &len_bytes, err);
 
     if (status != RDT_OK)
         return status;
     if (timeout_ns == RDT_TIMEOUT_DEFAULT)
         timeout_ns = rdti_endpoint_context(tx->ep)->opts.timeout_ns;
     const uint64_t deadline_ns = rdti_deadline_after(timeout_ns);
-    status = wait_credit(tx, "slot_tx_put", timeout_ns, err);
+    status = sender_wait_credit(tx, "slot_tx_put", timeout_ns, err);
     if (status != RDT_OK)
         return status;
     if (actual.kind == RDT_SLOT_DYNAMIC)
-        return put_dynamic(tx, src, &actual, len_bytes, out, err);
+        return sender_put_dynamic(tx, src, &actual, len_bytes, out, err);
     if (len_bytes > 0)
         blocks[count++] =
-            (struct rdt_block){.src = src, .len_bytes = len_bytes, .dst_off = next_off(tx)};
+            (struct rdt_block){.src = src, .len_bytes = len_bytes, .dst_off = sender_next_off(tx)};
     if (actual.kind == RDT_SLOT_BOUNDED)
-        blocks[count++] = (struct rdt_block){.src = fill_header(tx, &actual, NULL, 0),
-                                             .len_bytes = RDTI_SLOT_HEADER_BYTES,
-                                             .dst_off = next_off(tx) + tx->header_off};
-    status = post_blocks(tx, blocks, count, NULL, &t, err);
+        blocks[count++] = sender_fill_header(tx, &actual, NULL, 0);
+    status = sender_post_blocks(tx, blocks, count, NULL, &t, err);
     if (status != RDT_OK)
         return status;
     if (out == NULL)
-        return wait_over(t, deadline_ns, err);
+        return sender_wait_over(t, deadline_ns, err);
     *out = t;
     return RDT_OK;
 }
@@ -520,7 +522,7 @@ rdt_slot_tx_buffer(rdt_slot_tx *tx, uint64_t timeout_ns, void **out, struct rdt_
     if (timeout_ns == RDT_TIMEOUT_DEFAULT)
         timeout_ns = ctx->opts.timeout_ns;
     const uint64_t deadline_ns = rdti_deadline_after(timeout_ns);
-    status = wait_credit(tx, "slot_tx_buffer", timeout_ns, err);
+    status = sender_wait_credit(tx, "slot_tx_buffer", timeout_ns, err);
     if (status != RDT_OK)
         return status;
     if (rdti_endpoint_caps(tx->ep).can_map) {
@@ -539,7 +541,7 @@ rdt_slot_tx_buffer(rdt_slot_tx *tx, uint64_t timeout_ns, void **out, struct rdt_
     if (status != RDT_OK)
         return status;
     tx->is_filling = true;
-    *out = tx->filling = (uint8_t *)base + next_off(tx);
+    *out = tx->filling = (uint8_t *)base + sender_next_off(tx);
     return RDT_OK;
 }
 
@@ -556,20 +558,18 @@ rdt_slot_tx_post(rdt_slot_tx *tx, const uint64_t *dims, rdt_transfer **out, stru
         return rdti_error_set(err, RDT_EINVAL, 0, "slot_tx_post: rdt_slot_tx_buffer() comes first");
     status = rdti_context_check(rdti_endpoint_context(tx->ep), "slot_tx_post", err);
     if (status == RDT_OK)
-        status = actual_bytes(tx, "slot_tx_post", dims, &actual, &len_bytes, err);
+        status = sender_actual_bytes(tx, "slot_tx_post", dims, &actual, &len_bytes, err);
     if (status != RDT_OK)
         return status;
     if (!tx->is_mapped && len_bytes > 0)
-        blocks[count++] =
-            (struct rdt_block){.src = (const uint8_t *)rdt_region_addr(tx->staging) + next_off(tx),
-                               .len_bytes = len_bytes,
-                               .dst_off = next_off(tx)};
+        blocks[count++] = (struct rdt_block){.src = (const uint8_t *)rdt_region_addr(tx->staging) +
+                                                    sender_next_off(tx),
+                                             .len_bytes = len_bytes,
+                                             .dst_off = sender_next_off(tx)};
     if (actual.kind == RDT_SLOT_BOUNDED)
-        blocks[count++] = (struct rdt_block){.src = fill_header(tx, &actual, NULL, 0),
-                                             .len_bytes = RDTI_SLOT_HEADER_BYTES,
-                                             .dst_off = next_off(tx) + tx->header_off};
-    const struct rdt_block born = {tx->filling, tx->is_mapped ? len_bytes : 0, next_off(tx)};
-    status = post_blocks(tx, blocks, count, &born, out, err);
+        blocks[count++] = sender_fill_header(tx, &actual, NULL, 0);
+    const struct rdt_block born = {tx->filling, tx->is_mapped ? len_bytes : 0, sender_next_off(tx)};
+    status = sender_post_blocks(tx, blocks, count, &born, out, err);
     if (tx->is_mapped)
         rdti_endpoint_unpin_mapping(tx->ep);
     tx->is_mapped = tx->is_filling = false;
@@ -596,5 +596,5 @@ rdt_slot_tx_destroy(rdt_slot_tx *tx)
     if (tx->is_mapped)
         rdti_endpoint_unpin_mapping(tx->ep);
     rdt_endpoint_close(tx->ep);
-    drop_user(tx);
+    sender_drop_user(tx);
 }

@@ -9,7 +9,7 @@ _Static_assert(RDTI_BLOB_BYTES_MAX <= RDT_BLOB_MAX_BYTES, "what users make room 
 
 /* Why an address is invalid; NULL: it is valid. The same rules apply on both sides. */
 static const char *
-addr_fault(const struct rdti_blob_addr *addr)
+blob_addr_fault(const struct rdti_blob_addr *addr)
 {
     if (addr->family != 4 && addr->family != 6)
         return "an address is of neither family 4 nor 6";
@@ -36,7 +36,7 @@ blob_fault(const struct rdti_blob *blob)
     if (blob->verify > RDT_VERIFY_CRC32C)
         return "an unknown way to verify";
     for (uint32_t i = 0; i < blob->addr_count; i++) {
-        const char *fault = addr_fault(&blob->addrs[i]);
+        const char *fault = blob_addr_fault(&blob->addrs[i]);
         if (fault != NULL)
             return fault;
     }
@@ -78,7 +78,7 @@ rdti_blob_encode(const struct rdti_blob *in, uint8_t *buf, size_t cap, size_t *l
 
 /* Magic, version and length, which are the same in every version. */
 static rdt_status
-check_head(const uint8_t *buf, size_t len_bytes, struct rdt_error *err)
+blob_check_head(const uint8_t *buf, size_t len_bytes, struct rdt_error *err)
 {
     const size_t with_library = RDTI_OPENING_HEAD_BYTES + RDTI_VERSION_BYTES;
 
@@ -97,7 +97,7 @@ check_head(const uint8_t *buf, size_t len_bytes, struct rdt_error *err)
 }
 
 static void
-read_addr(struct rdti_fields *f, struct rdti_blob_addr *out)
+blob_read_addr(struct rdti_fields *f, struct rdti_blob_addr *out)
 {
     out->family = rdti_read_u8(&f->r);
     out->is_loopback = rdti_read_u8(&f->r);
@@ -112,7 +112,7 @@ rdti_blob_decode(const uint8_t *buf, size_t len_bytes, struct rdti_blob *out, st
     struct rdti_fields f;
     struct rdti_blob blob = {0};
 
-    rdt_status status = check_head(buf, len_bytes, err);
+    rdt_status status = blob_check_head(buf, len_bytes, err);
     if (status != RDT_OK)
         return status;
     status = rdti_fields_begin(&f, "address blob", buf, len_bytes, len_bytes, err);
@@ -128,7 +128,7 @@ rdti_blob_decode(const uint8_t *buf, size_t len_bytes, struct rdti_blob *out, st
     blob.addr_count = rdti_read_u16(&f.r);
     blob.verify = rdti_read_u16(&f.r);
     for (uint32_t i = 0; i < blob.addr_count && i < RDTI_BLOB_ADDRS_MAX; i++)
-        read_addr(&f, &blob.addrs[i]);
+        blob_read_addr(&f, &blob.addrs[i]);
     if (f.r.is_ok && f.r.left == 0) {
         const char *fault = blob_fault(&blob);
         rdti_fields_require(&f, fault == NULL, fault);

@@ -7,7 +7,7 @@
 #include "base/error.h"
 
 static bool
-is_control(char c)
+fields_is_control(char c)
 {
     const unsigned char byte = (unsigned char)c;
 
@@ -15,7 +15,7 @@ is_control(char c)
 }
 
 static bool
-is_zeros(const uint8_t *p, size_t len_bytes)
+fields_is_zeros(const uint8_t *p, size_t len_bytes)
 {
     for (size_t i = 0; i < len_bytes; i++) {
         if (p[i] != 0)
@@ -68,7 +68,7 @@ rdti_fields_zeros(struct rdti_fields *f, size_t len_bytes, const char *fault)
     const uint8_t *at = rdti_read_bytes(&f->r, len_bytes);
 
     if (at != NULL)
-        rdti_fields_require(f, is_zeros(at, len_bytes), fault);
+        rdti_fields_require(f, fields_is_zeros(at, len_bytes), fault);
 }
 
 void
@@ -80,7 +80,7 @@ rdti_fields_text(struct rdti_fields *f, char *out, size_t field_bytes, const cha
         return;
     const char *text = (const char *)at;
     const size_t len = strnlen(text, field_bytes);
-    if (!rdti_text_is_plain(text, field_bytes) || !is_zeros(at + len, field_bytes - len)) {
+    if (!rdti_text_is_plain(text, field_bytes) || !fields_is_zeros(at + len, field_bytes - len)) {
         rdti_fields_require(f, false, fault);
         return;
     }
@@ -125,7 +125,7 @@ rdti_write_text(struct rdti_writer *w, const char *text, size_t field_bytes)
     }
     memset(at, 0, field_bytes);
     for (size_t i = 0; i < len; i++)
-        at[i] = is_control(text[i]) ? ' ' : text[i];
+        at[i] = fields_is_control(text[i]) ? ' ' : text[i];
 }
 
 void
@@ -147,7 +147,7 @@ rdti_text_is_plain(const char *text, size_t field_bytes)
     const size_t len = strnlen(text, field_bytes);
 
     for (size_t i = 0; i < len; i++) {
-        if (is_control(text[i]))
+        if (fields_is_control(text[i]))
             return false;
     }
     return len < field_bytes;

@@ -15,19 +15,20 @@ static const char label_connector[] = "rdt connector";
 static const char label_session[] = "rdt session";
 static const char label_join[] = "rdt join";
 
-struct kind {
+struct handshake_kind {
     const char *name;
     uint32_t magic;
     uint16_t total_bytes;
     bool has_library_version; /* directly after the head, in every wire version */
 };
 
-static const struct kind kind_hello = {"HELLO", RDTI_HELLO_MAGIC, RDTI_HELLO_BYTES, true};
-static const struct kind kind_challenge = {"CHALLENGE", RDTI_CHALLENGE_MAGIC, RDTI_CHALLENGE_BYTES,
-                                           true};
-static const struct kind kind_auth = {"AUTH", RDTI_AUTH_MAGIC, RDTI_AUTH_BYTES, false};
-static const struct kind kind_reject = {"REJECT", RDTI_REJECT_MAGIC, RDTI_REJECT_BYTES, false};
-static const struct kind kind_join = {"JOIN", RDTI_JOIN_MAGIC, RDTI_JOIN_BYTES, false};
+static const struct handshake_kind kind_hello = {"HELLO", RDTI_HELLO_MAGIC, RDTI_HELLO_BYTES, true};
+static const struct handshake_kind kind_challenge = {"CHALLENGE", RDTI_CHALLENGE_MAGIC,
+                                                     RDTI_CHALLENGE_BYTES, true};
+static const struct handshake_kind kind_auth = {"AUTH", RDTI_AUTH_MAGIC, RDTI_AUTH_BYTES, false};
+static const struct handshake_kind kind_reject = {"REJECT", RDTI_REJECT_MAGIC, RDTI_REJECT_BYTES,
+                                                  false};
+static const struct handshake_kind kind_join = {"JOIN", RDTI_JOIN_MAGIC, RDTI_JOIN_BYTES, false};
 
 void
 rdti_head_write(struct rdti_writer *w, uint32_t magic, uint16_t total_bytes)
@@ -55,8 +56,8 @@ rdti_head_refuse_version(const char *what, uint16_t version, const uint8_t *libr
 /* Checks that this is a message of this kind and this wire version, and reads its head; f is then
  * at the first field. */
 static rdt_status
-begin(struct rdti_fields *f, const struct kind *kind, const uint8_t *buf, size_t len_bytes,
-      struct rdt_error *err)
+wire_handshake_begin(struct rdti_fields *f, const struct handshake_kind *kind, const uint8_t *buf,
+                     size_t len_bytes, struct rdt_error *err)
 {
     if (len_bytes < RDTI_OPENING_HEAD_BYTES)
         return rdti_error_set(err, RDT_EPROTO, 0, "%s: %zu bytes, want %u", kind->name, len_bytes,
@@ -82,11 +83,12 @@ begin(struct rdti_fields *f, const struct kind *kind, const uint8_t *buf, size_t
 }
 
 /* Which of two kinds has this head; NULL: neither, and the outputs are untouched. */
-static const struct kind *
-parse_head(const uint8_t head[RDTI_OPENING_HEAD_BYTES], const struct kind *one,
-           const struct kind *other, uint16_t *version_out, uint16_t *total_bytes_out)
+static const struct handshake_kind *
+wire_handshake_parse_head(const uint8_t head[RDTI_OPENING_HEAD_BYTES],
+                          const struct handshake_kind *one, const struct handshake_kind *other,
+                          uint16_t *version_out, uint16_t *total_bytes_out)
 {
-    const struct kind *kind = rdti_get_u32(head) == one->magic ? one : other;
+    const struct handshake_kind *kind = rdti_get_u32(head) == one->magic ? one : other;
     const uint16_t version = rdti_get_u16(head + 4);
     const uint16_t total_bytes = rdti_get_u16(head + 6);
 
@@ -105,8 +107,8 @@ enum rdti_opening
 rdti_opening_parse(const uint8_t head[RDTI_OPENING_HEAD_BYTES], uint16_t *version_out,
                    uint16_t *total_bytes_out)
 {
-    const struct kind *kind =
-        parse_head(head, &kind_hello, &kind_join, version_out, total_bytes_out);
+    const struct handshake_kind *kind =
+        wire_handshake_parse_head(head, &kind_hello, &kind_join, version_out, total_bytes_out);
 
     if (kind == NULL)
         return RDTI_OPENING_GARBAGE;
@@ -117,8 +119,8 @@ enum rdti_answer
 rdti_answer_parse(const uint8_t head[RDTI_OPENING_HEAD_BYTES], uint16_t *total_bytes_out)
 {
     uint16_t version;
-    const struct kind *kind =
-        parse_head(head, &kind_challenge, &kind_reject, &version, total_bytes_out);
+    const struct handshake_kind *kind =
+        wire_handshake_parse_head(head, &kind_challenge, &kind_reject, &version, total_bytes_out);
 
     if (kind == NULL)
         return RDTI_ANSWER_GARBAGE;
@@ -126,8 +128,8 @@ rdti_answer_parse(const uint8_t head[RDTI_OPENING_HEAD_BYTES], uint16_t *total_b
 }
 
 static void
-write_role(struct rdti_writer *w, uint32_t epoch, int32_t rank, uint32_t transports,
-           uint32_t force_transport, uint32_t require_transport)
+wire_handshake_write_role(struct rdti_writer *w, uint32_t epoch, int32_t rank, uint32_t transports,
+                          uint32_t force_transport, uint32_t require_transport)
 {
     rdti_write_u32(w, epoch);
     rdti_write_u32(w, (uint32_t)rank);
@@ -137,8 +139,8 @@ write_role(struct rdti_writer *w, uint32_t epoch, int32_t rank, uint32_t transpo
 }
 
 static void
-check_role(struct rdti_fields *f, int32_t rank, uint32_t transports, uint32_t force_transport,
-           uint32_t require_transport)
+wire_handshake_check_role(struct rdti_fields *f, int32_t rank, uint32_t transports,
+                          uint32_t force_transport, uint32_t require_transport)
 {
     rdti_fields_require(f, rank >= RDT_RANK_UNKNOWN, "negative rank");
     rdti_fields_require(f, (transports & ~(VIABLE_BITS | RDTI_TRANSPORTS_VERIFY)) == 0,
@@ -158,7 +160,8 @@ rdti_hello_encode(const struct rdti_hello *in, uint8_t out[RDTI_HELLO_BYTES])
     (void)rdti_write_bytes(&w, in->connector, sizeof(in->connector));
     (void)rdti_write_bytes(&w, in->listener, sizeof(in->listener));
     (void)rdti_write_bytes(&w, in->nonce, sizeof(in->nonce));
-    write_role(&w, in->epoch, in->rank, in->transports, in->force_transport, in->require_transport);
+    wire_handshake_write_role(&w, in->epoch, in->rank, in->transports, in->force_transport,
+                              in->require_transport);
 }
 
 rdt_status
@@ -168,7 +171,7 @@ rdti_hello_decode(const uint8_t *buf, size_t len_bytes, struct rdti_hello *out,
     struct rdti_fields f;
     struct rdti_hello hello = {0};
 
-    rdt_status status = begin(&f, &kind_hello, buf, len_bytes, err);
+    rdt_status status = wire_handshake_begin(&f, &kind_hello, buf, len_bytes, err);
     if (status != RDT_OK)
         return status;
     rdti_fields_text(&f, hello.library_version, sizeof(hello.library_version),
@@ -182,7 +185,8 @@ rdti_hello_decode(const uint8_t *buf, size_t len_bytes, struct rdti_hello *out,
     hello.transports = rdti_read_u32(&f.r);
     hello.force_transport = rdti_read_u32(&f.r);
     hello.require_transport = rdti_read_u32(&f.r);
-    check_role(&f, hello.rank, hello.transports, hello.force_transport, hello.require_transport);
+    wire_handshake_check_role(&f, hello.rank, hello.transports, hello.force_transport,
+                              hello.require_transport);
     status = rdti_fields_end(&f, kind_hello.name, err);
     if (status == RDT_OK)
         *out = hello;
@@ -198,7 +202,8 @@ rdti_challenge_encode(const struct rdti_challenge *in, uint8_t out[RDTI_CHALLENG
     rdti_write_text(&w, in->library_version, sizeof(in->library_version));
     (void)rdti_write_bytes(&w, in->listener, sizeof(in->listener));
     (void)rdti_write_bytes(&w, in->nonce, sizeof(in->nonce));
-    write_role(&w, in->epoch, in->rank, in->transports, in->force_transport, in->require_transport);
+    wire_handshake_write_role(&w, in->epoch, in->rank, in->transports, in->force_transport,
+                              in->require_transport);
     (void)rdti_write_bytes(&w, in->mac, sizeof(in->mac));
 }
 
@@ -209,7 +214,7 @@ rdti_challenge_decode(const uint8_t *buf, size_t len_bytes, struct rdti_challeng
     struct rdti_fields f;
     struct rdti_challenge challenge = {0};
 
-    rdt_status status = begin(&f, &kind_challenge, buf, len_bytes, err);
+    rdt_status status = wire_handshake_begin(&f, &kind_challenge, buf, len_bytes, err);
     if (status != RDT_OK)
         return status;
     rdti_fields_text(&f, challenge.library_version, sizeof(challenge.library_version),
@@ -221,8 +226,8 @@ rdti_challenge_decode(const uint8_t *buf, size_t len_bytes, struct rdti_challeng
     challenge.transports = rdti_read_u32(&f.r);
     challenge.force_transport = rdti_read_u32(&f.r);
     challenge.require_transport = rdti_read_u32(&f.r);
-    check_role(&f, challenge.rank, challenge.transports, challenge.force_transport,
-               challenge.require_transport);
+    wire_handshake_check_role(&f, challenge.rank, challenge.transports, challenge.force_transport,
+                              challenge.require_transport);
     rdti_fields_copy(&f, challenge.mac, sizeof(challenge.mac));
     status = rdti_fields_end(&f, kind_challenge.name, err);
     if (status == RDT_OK)
@@ -245,7 +250,7 @@ rdti_auth_decode(const uint8_t *buf, size_t len_bytes, struct rdti_auth *out, st
     struct rdti_fields f;
     struct rdti_auth auth = {0};
 
-    rdt_status status = begin(&f, &kind_auth, buf, len_bytes, err);
+    rdt_status status = wire_handshake_begin(&f, &kind_auth, buf, len_bytes, err);
     if (status != RDT_OK)
         return status;
     rdti_fields_copy(&f, auth.mac, sizeof(auth.mac));
@@ -272,7 +277,7 @@ rdti_reject_decode(const uint8_t *buf, size_t len_bytes, struct rdti_reject *out
     struct rdti_fields f;
     struct rdti_reject reject = {0};
 
-    rdt_status status = begin(&f, &kind_reject, buf, len_bytes, err);
+    rdt_status status = wire_handshake_begin(&f, &kind_reject, buf, len_bytes, err);
     if (status != RDT_OK)
         return status;
     reject.status = (int32_t)rdti_read_u32(&f.r);
@@ -302,7 +307,7 @@ rdti_join_decode(const uint8_t *buf, size_t len_bytes, struct rdti_join *out, st
     struct rdti_fields f;
     struct rdti_join join = {0};
 
-    rdt_status status = begin(&f, &kind_join, buf, len_bytes, err);
+    rdt_status status = wire_handshake_begin(&f, &kind_join, buf, len_bytes, err);
     if (status != RDT_OK)
         return status;
     rdti_fields_copy(&f, join.session_id, sizeof(join.session_id));

@@ -12,7 +12,7 @@
 _Static_assert(RDTI_REGION_SUM_OFF + 4 == RDT_REMOTE_REGION_BYTES, "the sum ends the descriptor");
 
 static uint32_t
-sum_of(const uint8_t *buf)
+region_desc_sum_of(const uint8_t *buf)
 {
     const uint64_t hash = rdti_hash64(buf, RDTI_REGION_SUM_OFF);
 
@@ -35,16 +35,16 @@ rdt_remote_region_encode(const struct rdt_remote_region *remote,
     rdti_write_u32(&w, remote->rkey);
     rdti_write_u16(&w, RDTI_REGION_MAGIC);
     rdti_write_u16(&w, RDTI_WIRE_VERSION);
-    rdti_write_u32(&w, sum_of(out));
+    rdti_write_u32(&w, region_desc_sum_of(out));
 }
 
 /* The first fault of the bytes; NULL if there is none. */
 static const char *
-fault_of(const uint8_t *buf)
+region_desc_fault_of(const uint8_t *buf)
 {
     if (rdti_get_u16(buf + RDTI_REGION_MAGIC_OFF) != RDTI_REGION_MAGIC)
         return "these are not the bytes of a region";
-    if (rdti_get_u32(buf + RDTI_REGION_SUM_OFF) != sum_of(buf))
+    if (rdti_get_u32(buf + RDTI_REGION_SUM_OFF) != region_desc_sum_of(buf))
         return "the bytes were damaged: their sum is wrong";
     return NULL;
 }
@@ -58,7 +58,7 @@ rdt_remote_region_decode(const uint8_t *buf, size_t len_bytes, struct rdt_remote
     if (len_bytes != RDT_REMOTE_REGION_BYTES)
         return rdti_error_set(err, RDT_EPROTO, 0, "remote region: %zu bytes, want %d", len_bytes,
                               RDT_REMOTE_REGION_BYTES);
-    const char *fault = fault_of(buf);
+    const char *fault = region_desc_fault_of(buf);
     if (fault != NULL)
         return rdti_error_set(err, RDT_EPROTO, 0, "remote region: %s", fault);
     const uint16_t version = rdti_get_u16(buf + RDTI_REGION_VERSION_OFF);

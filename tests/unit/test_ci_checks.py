@@ -26,6 +26,7 @@ def load(name: str) -> ModuleType:
 sys.path.insert(0, str(CI))  # the checks share csrc_rooms.py
 layers = load("check_layers")
 rooms = load("check_rooms")
+names = load("check_names")
 prose = load("check_prose")
 budgets = load("check_budgets")
 text = load("check_text")
@@ -114,6 +115,47 @@ def test_rooms(tmp_path: Path) -> None:
     assert rooms.problems(tmp_path, {("slot", "circle"): count}) == []
     (stale,) = rooms.problems(tmp_path, {("slot", "circle"): count + 1})
     assert "lower the number" in stale
+
+
+@pytest.mark.parametrize(
+    ("sources", "complaints"),
+    [
+        ({"slot/slot.c": "static int\nslot_fill(void)\n{\n}\n"}, []),
+        ({"slot/fetch.c": "static int\nslot_fetch_fill(void)\n{\n}\n"}, []),
+        ({"slot/slot.c": "/* static int fill(void) */\nint\nrdti_fill(void)\n{\n}\n"}, []),
+        ({"slot/slot.c": "static int\nfill(void)\n{\n}\n"}, ["fill() begins with none of slot"]),
+        (
+            {"slot/slot.c": "__attribute__((noinline)) static int\nslots(void)\n{\n}\n"},
+            ["slots() begins with none of slot"],
+        ),
+        (
+            dict.fromkeys(("slot/slot.c", "slot/fetch.c"), "static int\nslot_fetch_fill(void);\n"),
+            ["slot_fetch_fill() is static in slot/fetch.c, slot/slot.c"],
+        ),
+        ({"a/a.h": "struct a {\n    int b;\n};\n", "b/b.c": "struct a { int b; };\n"}, []),
+        (
+            {"a/a.h": "struct a {\n    int b;\n};\n", "b/b.c": "enum a { C };\n"},
+            ["a has 2 meanings in a/a.h, b/b.c"],
+        ),
+        (
+            {"a/a.h": "#define A 1\n", "b/b.h": "#define A \\\n    2 /* two */\n"},
+            ["A has 2 meanings in a/a.h, b/b.h"],
+        ),
+    ],
+)
+def test_names(tmp_path: Path, sources: dict[str, str], complaints: list[str]) -> None:
+    for name, code in sources.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(code)
+    lines = names.problems(tmp_path, {})
+    assert len(lines) == len(complaints)
+    assert all(wanted in line for wanted, line in zip(complaints, lines, strict=True))
+
+
+def test_a_noun_of_no_file_is_seen(tmp_path: Path) -> None:
+    (line,) = names.problems(tmp_path, {"slot/gone.c": "gone"})
+    assert line.endswith(" slot/gone.c")
 
 
 def c_function(lines: int, *, parameters: str = "void", comment: str = "") -> str:

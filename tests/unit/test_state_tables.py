@@ -76,9 +76,9 @@ def test_what_the_header_tells_is_what_the_code_goes_by(
     [
         ("rdti_endpoint_set_state", "RDTI_EP_"),
         ("rdti_region_become", "RDTI_REGION_"),
-        ("become", "RDTI_GROUP_"),
+        ("group_end_become", "RDTI_GROUP_"),
         ("rdti_request_become", "RDTI_REQUEST_"),
-        ("become", "RDTI_COLL_"),
+        ("coll_become", "RDTI_COLL_"),
     ],
 )
 def test_states_change_by_one_call(call: str, prefix: str) -> None:

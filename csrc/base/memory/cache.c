@@ -16,7 +16,7 @@ enum { INTEL_LEAF = 4, CACHES_MAX = 16 };
 #define AMD_LEAF 0x8000001Du
 
 static uint64_t
-last_bytes(unsigned leaf)
+cache_last_bytes(unsigned leaf)
 {
     unsigned eax, ebx, ecx, edx;
     uint64_t bytes = 0;
@@ -31,15 +31,15 @@ last_bytes(unsigned leaf)
 }
 
 static uint64_t
-ask(void)
+cache_ask(void)
 {
-    const uint64_t amd_bytes = last_bytes(AMD_LEAF); /* absent or empty on Intel */
+    const uint64_t amd_bytes = cache_last_bytes(AMD_LEAF); /* absent or empty on Intel */
 
-    return amd_bytes > 0 ? amd_bytes : last_bytes(INTEL_LEAF);
+    return amd_bytes > 0 ? amd_bytes : cache_last_bytes(INTEL_LEAF);
 }
 #else
 static uint64_t
-ask(void)
+cache_ask(void)
 {
     return 0;
 }
@@ -53,7 +53,7 @@ rdti_cache_last_bytes(void)
     uint64_t bytes = atomic_load_explicit(&known, memory_order_relaxed);
 
     if (bytes == 0) {
-        bytes = ask();
+        bytes = cache_ask();
         if (bytes == 0)
             bytes = (uint64_t)USUAL_MIB * MIB;
         atomic_store_explicit(&known, bytes, memory_order_relaxed);

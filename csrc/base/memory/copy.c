@@ -24,7 +24,7 @@ copy_movsb(void *dst, const void *src, size_t len_bytes)
     __asm__ volatile("rep movsb" : "+D"(dst), "+S"(src), "+c"(len_bytes) : : "memory");
 }
 
-struct span {
+struct copy_span {
     char *dst;
     const char *src;
     size_t len_bytes;
@@ -66,7 +66,7 @@ struct span {
         if (len_bytes > 0)                                                                     \
             name##_step(dst, src, LINE_BYTES);                                                 \
     }                                                                                          \
-    attribute static void name##_four(const struct span spans[4], size_t step_count)           \
+    attribute static void name##_four(const struct copy_span spans[4], size_t step_count)      \
     {                                                                                          \
         for (size_t i = 0; i < step_count * STEP_BYTES; i += STEP_BYTES) {                     \
             for (size_t k = 0; k < 4; k++)                                                     \
@@ -74,25 +74,25 @@ struct span {
         }                                                                                      \
     }
 
-DEFINE_STREAM(stream_sse2, , __m128i, _mm_loadu_si128, _mm_stream_si128)
-DEFINE_STREAM(stream_avx2, __attribute__((target("avx2"))), __m256i, _mm256_loadu_si256,
+DEFINE_STREAM(copy_stream_sse2, , __m128i, _mm_loadu_si128, _mm_stream_si128)
+DEFINE_STREAM(copy_stream_avx2, __attribute__((target("avx2"))), __m256i, _mm256_loadu_si256,
               _mm256_stream_si256)
 
 static void
-stream_lines(char *dst, const char *src, size_t len_bytes)
+copy_stream_lines(char *dst, const char *src, size_t len_bytes)
 {
     /* 512-bit stores were no faster, and lower the clock of some cores. */
     if (__builtin_cpu_supports("avx2"))
-        stream_avx2(dst, src, len_bytes);
+        copy_stream_avx2(dst, src, len_bytes);
     else
-        stream_sse2(dst, src, len_bytes);
+        copy_stream_sse2(dst, src, len_bytes);
 }
 
 /*
  * Only whole lines are streamed. The two ends share their lines with other data, so this copies
  * them with ordinary stores. Returns the lines between them.
  */
-static struct span
+static struct copy_span
 copy_ends(char *dst, const char *src, size_t len_bytes)
 {
     const size_t head = (size_t)(-(uintptr_t)dst) & (LINE_BYTES - 1);
@@ -100,31 +100,31 @@ copy_ends(char *dst, const char *src, size_t len_bytes)
     if (len_bytes < head + LINE_BYTES) {
         if (len_bytes > 0)
             memcpy(dst, src, len_bytes);
-        return (struct span){.dst = dst, .src = src, .len_bytes = 0};
+        return (struct copy_span){.dst = dst, .src = src, .len_bytes = 0};
     }
     const size_t body = (len_bytes - head) & ~(LINE_BYTES - 1);
     const size_t tail = len_bytes - head - body;
 
     memcpy(dst, src, head);
     memcpy(dst + head + body, src + head + body, tail);
-    return (struct span){.dst = dst + head, .src = src + head, .len_bytes = body};
+    return (struct copy_span){.dst = dst + head, .src = src + head, .len_bytes = body};
 }
 
 static void
 copy_stream(void *dst, const void *src, size_t len_bytes)
 {
-    const struct span lines = copy_ends(dst, src, len_bytes);
+    const struct copy_span lines = copy_ends(dst, src, len_bytes);
 
-    stream_lines(lines.dst, lines.src, lines.len_bytes);
+    copy_stream_lines(lines.dst, lines.src, lines.len_bytes);
     _mm_sfence();
 }
 
 /* Streams blocks[0], [stride], [2 * stride] and [3 * stride] in turn up to the length of the
  * shortest, then the rest of each. */
 static void
-stream_four(char *dst, const struct rdt_block *blocks, size_t stride)
+copy_stream_four(char *dst, const struct rdt_block *blocks, size_t stride)
 {
-    struct span lines[4];
+    struct copy_span lines[4];
     size_t steps = SIZE_MAX;
 
     for (size_t k = 0; k < 4; k++) {
@@ -135,28 +135,28 @@ stream_four(char *dst, const struct rdt_block *blocks, size_t stride)
             steps = lines[k].len_bytes / STEP_BYTES;
     }
     if (__builtin_cpu_supports("avx2"))
-        stream_avx2_four(lines, steps);
+        copy_stream_avx2_four(lines, steps);
     else
-        stream_sse2_four(lines, steps);
+        copy_stream_sse2_four(lines, steps);
     for (size_t k = 0; k < 4; k++)
-        stream_lines(lines[k].dst + steps * STEP_BYTES, lines[k].src + steps * STEP_BYTES,
-                     lines[k].len_bytes - steps * STEP_BYTES);
+        copy_stream_lines(lines[k].dst + steps * STEP_BYTES, lines[k].src + steps * STEP_BYTES,
+                          lines[k].len_bytes - steps * STEP_BYTES);
 }
 
 /* The four blocks that are streamed together lie a quarter of the list apart: adjacent blocks of
  * 16 KiB are 15 % slower. */
 static void
-stream_blocks(char *dst, const struct rdt_block *blocks, size_t count)
+copy_stream_blocks(char *dst, const struct rdt_block *blocks, size_t count)
 {
     const size_t quarter = count / 4;
 
     for (size_t i = 0; i < quarter; i++)
-        stream_four(dst, blocks + i, quarter);
+        copy_stream_four(dst, blocks + i, quarter);
     for (size_t i = 4 * quarter; i < count; i++) {
-        const struct span lines =
+        const struct copy_span lines =
             copy_ends(dst + blocks[i].dst_off, blocks[i].src, blocks[i].len_bytes);
 
-        stream_lines(lines.dst, lines.src, lines.len_bytes);
+        copy_stream_lines(lines.dst, lines.src, lines.len_bytes);
     }
     _mm_sfence();
 }
@@ -177,7 +177,7 @@ copy_stream(void *dst, const void *src, size_t len_bytes)
 }
 
 static void
-stream_blocks(char *dst, const struct rdt_block *blocks, size_t count)
+copy_stream_blocks(char *dst, const struct rdt_block *blocks, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         rdti_copy_as(dst + blocks[i].dst_off, blocks[i].src, blocks[i].len_bytes, RDTI_COPY_STREAM);
@@ -209,7 +209,7 @@ rdti_copy_blocks(void *dst, const struct rdt_block *blocks, size_t count, enum r
     char *d = dst;
 
     if (kind == RDTI_COPY_STREAM) {
-        stream_blocks(d, blocks, count);
+        copy_stream_blocks(d, blocks, count);
         return;
     }
     for (size_t i = 0; i < count; i++) {
@@ -273,7 +273,7 @@ rdti_copy_table_of(uint32_t family, uint32_t model)
 }
 
 static const struct rdti_copy_table *
-table_of_this_processor(void)
+copy_table_of_this_processor(void)
 {
 #if defined(__x86_64__)
     uint32_t eax, ebx, ecx, edx;
@@ -298,7 +298,7 @@ rdti_copy_table(void)
     const struct rdti_copy_table *table = atomic_load_explicit(&own, memory_order_relaxed);
 
     if (table == NULL) {
-        table = table_of_this_processor();
+        table = copy_table_of_this_processor();
         atomic_store_explicit(&own, table, memory_order_relaxed);
     }
     return table;
@@ -316,7 +316,7 @@ rdti_copy_choose_by(const struct rdti_copy_table *table, size_t len_bytes,
 #if defined(__x86_64__)
 /* Enhanced REP MOVSB: cpuid leaf 7, EBX bit 9. An emulator without it copies byte by byte. */
 static bool
-is_movsb_fast(void)
+copy_is_movsb_fast(void)
 {
     enum { UNKNOWN, SLOW, FAST };
     static atomic_int own; /* relaxed, and kept: as in rdti_copy_table() */
@@ -332,7 +332,7 @@ is_movsb_fast(void)
 }
 #else
 static bool
-is_movsb_fast(void)
+copy_is_movsb_fast(void)
 {
     return false;
 }
@@ -343,7 +343,7 @@ rdti_copy_choose(size_t len_bytes, enum rdti_copy_pattern pattern)
 {
     const enum rdti_copy_kind kind = rdti_copy_choose_by(rdti_copy_table(), len_bytes, pattern);
 
-    return kind == RDTI_COPY_MOVSB && !is_movsb_fast() ? RDTI_COPY_MEMCPY : kind;
+    return kind == RDTI_COPY_MOVSB && !copy_is_movsb_fast() ? RDTI_COPY_MEMCPY : kind;
 }
 
 void

@@ -36,7 +36,7 @@
 
 /* Checked first: beyond RLIMIT_FSIZE ftruncate() raises SIGXFSZ, which ends the process. */
 static rdt_status
-check_file_limit(uint64_t len_bytes, struct rdt_error *err)
+memfd_check_file_limit(uint64_t len_bytes, struct rdt_error *err)
 {
     struct rlimit limit;
 
@@ -54,7 +54,7 @@ check_file_limit(uint64_t len_bytes, struct rdt_error *err)
 /* With sysctl vm.memfd_noexec = 2 the kernel refuses a memfd that may become executable. Kernels
  * older than the flag refuse the flag as invalid. */
 static int
-create_noexec(const char *name, unsigned flags)
+memfd_create_noexec(const char *name, unsigned flags)
 {
     const int fd = memfd_create(name, flags | MFD_NOEXEC_SEAL);
 
@@ -66,11 +66,11 @@ rdti_memfd_create(const char *name, uint64_t len_bytes, unsigned mfd_flags, int 
                   struct rdt_error *err)
 {
     const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING | mfd_flags;
-    rdt_status status = check_file_limit(len_bytes, err);
+    rdt_status status = memfd_check_file_limit(len_bytes, err);
 
     if (status != RDT_OK)
         return status;
-    const int fd = create_noexec(name, flags);
+    const int fd = memfd_create_noexec(name, flags);
     if (fd < 0)
         return rdti_error_set(err, RDT_EDEVICE, errno, "memfd_create(\"%s\", 0x%x)", name, flags);
     if (ftruncate(fd, (off_t)len_bytes) != 0) {
@@ -117,8 +117,8 @@ rdti_memfd_create_sealed(const char *name, uint64_t len_bytes, unsigned mfd_flag
 
 /* Checks seals and file system; outputs the file system's block size. */
 static rdt_status
-check_kind(int fd, const struct rdti_memfd_want *want, uint64_t *page_bytes_out,
-           struct rdt_error *err)
+memfd_check_kind(int fd, const struct rdti_memfd_want *want, uint64_t *page_bytes_out,
+                 struct rdt_error *err)
 {
     struct statfs fs;
 
@@ -149,7 +149,7 @@ rdti_memfd_check(int fd, const struct rdti_memfd_want *want, struct rdti_memfd_f
     struct stat st;
     uint64_t page_bytes = 0;
 
-    const rdt_status status = check_kind(fd, want, &page_bytes, err);
+    const rdt_status status = memfd_check_kind(fd, want, &page_bytes, err);
     if (status != RDT_OK)
         return status;
     if (fstat(fd, &st) != 0)
@@ -168,7 +168,7 @@ rdti_memfd_check(int fd, const struct rdti_memfd_want *want, struct rdti_memfd_f
 
 /* EPERM: the peer sealed it against writing, so freeing memory would not help. */
 static rdt_status
-mmap_error(struct rdt_error *err, int sys_errno, const char *what, uint64_t len_bytes)
+memfd_mmap_error(struct rdt_error *err, int sys_errno, const char *what, uint64_t len_bytes)
 {
     return rdti_error_set(err, sys_errno == EPERM ? RDT_EPROTO : RDT_ENOMEM, sys_errno,
                           "%s: mmap of %llu bytes", what, (unsigned long long)len_bytes);
@@ -181,7 +181,7 @@ rdti_memfd_map(int fd, const char *what, uint64_t len_bytes, int prot, void **ou
     void *addr = mmap(NULL, len_bytes, prot, MAP_SHARED, fd, 0);
 
     if (addr == MAP_FAILED)
-        return mmap_error(err, errno, what, len_bytes);
+        return memfd_mmap_error(err, errno, what, len_bytes);
     *out = addr;
     return RDT_OK;
 }
@@ -210,7 +210,7 @@ rdti_memfd_map_aligned(int fd, const char *what, uint64_t len_bytes, uint64_t al
         const int sys_errno = errno;
 
         (void)munmap(span, span_bytes);
-        return mmap_error(err, sys_errno, what, len_bytes);
+        return memfd_mmap_error(err, sys_errno, what, len_bytes);
     }
     if (head_bytes > 0)
         (void)munmap(span, head_bytes);
@@ -240,7 +240,7 @@ rdti_memfd_populate_mapped(void *addr, uint64_t len_bytes)
  * first use.
  */
 static void
-fill_page_table(uint8_t *addr, uint64_t len_bytes)
+memfd_fill_page_table(uint8_t *addr, uint64_t len_bytes)
 {
     const uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
     uint8_t sink[PAGES_AT_ONCE];
@@ -259,13 +259,13 @@ fill_page_table(uint8_t *addr, uint64_t len_bytes)
 
 /* For kernels before 5.14: fallocate() allocates the pages, or fails with an errno. */
 static int
-populate_by_hand(int fd, uint64_t off_bytes, void *addr, uint64_t len_bytes)
+memfd_populate_by_hand(int fd, uint64_t off_bytes, void *addr, uint64_t len_bytes)
 {
     while (fallocate(fd, 0, (off_t)off_bytes, (off_t)len_bytes) != 0) {
         if (errno != EINTR)
             return errno;
     }
-    fill_page_table(addr, len_bytes);
+    memfd_fill_page_table(addr, len_bytes);
     return 0;
 }
 
@@ -274,5 +274,5 @@ rdti_memfd_populate(int fd, uint64_t off_bytes, void *addr, uint64_t len_bytes)
 {
     const int sys_errno = rdti_memfd_populate_mapped(addr, len_bytes);
 
-    return sys_errno == EINVAL ? populate_by_hand(fd, off_bytes, addr, len_bytes) : sys_errno;
+    return sys_errno == EINVAL ? memfd_populate_by_hand(fd, off_bytes, addr, len_bytes) : sys_errno;
 }

@@ -15,7 +15,7 @@
 
 /* Opens root/path; NULL with errno set. */
 static FILE *
-open_below(const char *root, const char *path)
+numa_open_below(const char *root, const char *path)
 {
     char full[PATH_MAX];
     const int n = snprintf(full, sizeof(full), "%s/%s", root, path);
@@ -29,7 +29,7 @@ open_below(const char *root, const char *path)
 
 /* A decimal number below `end` at the start of *text; moves *text past it. */
 static bool
-take_number(const char **text, int base, uint64_t end, uint64_t *out)
+numa_take_number(const char **text, int base, uint64_t end, uint64_t *out)
 {
     static const char digits[] = "0123456789abcdef";
     const char *first = memchr(digits, **text, (size_t)base);
@@ -48,14 +48,14 @@ take_number(const char **text, int base, uint64_t end, uint64_t *out)
 
 /* "5" or "0-3", followed by a comma if more follows. */
 static bool
-take_range(const char **text, uint64_t end, uint64_t *first, uint64_t *last)
+numa_take_range(const char **text, uint64_t end, uint64_t *first, uint64_t *last)
 {
-    if (!take_number(text, 10, end, first))
+    if (!numa_take_number(text, 10, end, first))
         return false;
     *last = *first;
     if (**text == '-') {
         (*text)++;
-        if (!take_number(text, 10, end, last) || *last < *first)
+        if (!numa_take_number(text, 10, end, last) || *last < *first)
             return false;
     }
     if (**text == ',')
@@ -67,14 +67,14 @@ take_range(const char **text, uint64_t end, uint64_t *first, uint64_t *last)
 
 /* Marks the numbers of a list in the kernel's format: "0-3,8", or nothing. */
 static int
-read_list(const char *text, uint64_t end, bool *marks)
+numa_read_list(const char *text, uint64_t end, bool *marks)
 {
     uint64_t first;
     uint64_t last;
 
     text += strspn(text, " \t");
     while (*text != '\n' && *text != '\0') {
-        if (!take_range(&text, end, &first, &last))
+        if (!numa_take_range(&text, end, &first, &last))
             return EBADMSG;
         for (uint64_t i = first; i <= last; i++)
             marks[i] = true;
@@ -84,9 +84,9 @@ read_list(const char *text, uint64_t end, bool *marks)
 
 /* The list after `key`, which begins a line of the file; the first line if `key` is "". */
 static int
-read_list_of(const char *root, const char *path, const char *key, uint64_t end, bool *marks)
+numa_read_list_of(const char *root, const char *path, const char *key, uint64_t end, bool *marks)
 {
-    FILE *f = open_below(root, path);
+    FILE *f = numa_open_below(root, path);
     char *line = NULL;
     size_t cap = 0;
     int sys_errno = ENODATA; /* a file without that line */
@@ -96,7 +96,7 @@ read_list_of(const char *root, const char *path, const char *key, uint64_t end, 
     errno = 0;
     while (sys_errno == ENODATA && getline(&line, &cap, f) >= 0) {
         if (strncmp(line, key, strlen(key)) == 0)
-            sys_errno = read_list(line + strlen(key), end, marks);
+            sys_errno = numa_read_list(line + strlen(key), end, marks);
     }
     if (sys_errno == ENODATA && !feof(f)) /* getline() ended on an error */
         sys_errno = errno;
@@ -107,19 +107,19 @@ read_list_of(const char *root, const char *path, const char *key, uint64_t end, 
 
 /* A complete word "<node>=<pages>". */
 static bool
-take_pages(const char *text, uint64_t pages[RDTI_NUMA_NODES])
+numa_take_pages(const char *text, uint64_t pages[RDTI_NUMA_NODES])
 {
     uint64_t node;
 
-    if (!take_number(&text, 10, RDTI_NUMA_NODES, &node) || *text != '=')
+    if (!numa_take_number(&text, 10, RDTI_NUMA_NODES, &node) || *text != '=')
         return false;
     text++;
-    return take_number(&text, 10, UINT64_C(1) << 40, &pages[node]) && *text == '\0';
+    return numa_take_number(&text, 10, UINT64_C(1) << 40, &pages[node]) && *text == '\0';
 }
 
 /* Adds one mapping's pages; rest: the line after its address. */
 static int
-add_pages(char *rest, uint64_t *bytes)
+numa_add_pages(char *rest, uint64_t *bytes)
 {
     static const char size_key[] = "kernelpagesize_kB=";
     uint64_t pages[RDTI_NUMA_NODES] = {0};
@@ -129,13 +129,13 @@ add_pages(char *rest, uint64_t *bytes)
 
     while ((word = strsep(&rest, " \n")) != NULL) {
         if (word[0] == 'N') {
-            if (!take_pages(word + 1, pages))
+            if (!numa_take_pages(word + 1, pages))
                 return EBADMSG;
             has_pages = true;
         } else if (strncmp(word, size_key, strlen(size_key)) == 0) {
             const char *text = word + strlen(size_key);
 
-            if (!take_number(&text, 10, UINT64_C(1) << 32, &page_kib) || *text != '\0')
+            if (!numa_take_number(&text, 10, UINT64_C(1) << 32, &page_kib) || *text != '\0')
                 return EBADMSG;
         }
     }
@@ -151,7 +151,7 @@ rdti_numa_bytes(const char *root, bool (*is_ours)(void *user, uintptr_t addr), v
                 uint64_t bytes_out[RDTI_NUMA_NODES])
 {
     uint64_t bytes[RDTI_NUMA_NODES] = {0};
-    FILE *f = open_below(root, "proc/self/numa_maps");
+    FILE *f = numa_open_below(root, "proc/self/numa_maps");
     char *line = NULL;
     size_t cap = 0;
     int sys_errno = 0;
@@ -163,8 +163,8 @@ rdti_numa_bytes(const char *root, bool (*is_ours)(void *user, uintptr_t addr), v
         const char *text = line;
         uint64_t addr;
 
-        if (take_number(&text, 16, UINT64_MAX, &addr) && is_ours(user, (uintptr_t)addr))
-            sys_errno = *text == ' ' ? add_pages(line + (text - line), bytes) : EBADMSG;
+        if (numa_take_number(&text, 16, UINT64_MAX, &addr) && is_ours(user, (uintptr_t)addr))
+            sys_errno = *text == ' ' ? numa_add_pages(line + (text - line), bytes) : EBADMSG;
     }
     if (sys_errno == 0 && !feof(f))
         sys_errno = errno != 0 ? errno : EIO;
@@ -181,11 +181,11 @@ rdti_numa_cpu_nodes(const char *root, bool nodes_out[RDTI_NUMA_NODES])
     bool usable[CPUS] = {false};
     bool online[RDTI_NUMA_NODES] = {false};
     bool nodes[RDTI_NUMA_NODES] = {false};
-    int sys_errno = read_list_of(root, "proc/self/status", "Cpus_allowed_list:", CPUS, usable);
+    int sys_errno = numa_read_list_of(root, "proc/self/status", "Cpus_allowed_list:", CPUS, usable);
 
     if (sys_errno == 0)
         sys_errno =
-            read_list_of(root, "sys/devices/system/node/online", "", RDTI_NUMA_NODES, online);
+            numa_read_list_of(root, "sys/devices/system/node/online", "", RDTI_NUMA_NODES, online);
     for (uint32_t node = 0; sys_errno == 0 && node < RDTI_NUMA_NODES; node++) {
         bool cpus[CPUS] = {false};
         char path[64];
@@ -193,7 +193,7 @@ rdti_numa_cpu_nodes(const char *root, bool nodes_out[RDTI_NUMA_NODES])
         if (!online[node])
             continue;
         (void)snprintf(path, sizeof(path), "sys/devices/system/node/node%u/cpulist", node);
-        sys_errno = read_list_of(root, path, "", CPUS, cpus);
+        sys_errno = numa_read_list_of(root, path, "", CPUS, cpus);
         for (uint32_t cpu = 0; cpu < CPUS; cpu++)
             nodes[node] |= cpus[cpu] && usable[cpu];
     }

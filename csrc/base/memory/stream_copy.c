@@ -24,7 +24,7 @@ enum {
 #if defined(__x86_64__)
 /* dst on a line boundary. SSE2, which every x86-64 has: wider stores would wait for memory, too. */
 static inline void
-stream_step(uint8_t *dst, const uint8_t *src, uint64_t step_bytes)
+stream_copy_step(uint8_t *dst, const uint8_t *src, uint64_t step_bytes)
 {
     for (uint64_t at = 0; at < step_bytes; at += sizeof(__m128i))
         _mm_stream_si128((__m128i *)(void *)(dst + at),
@@ -32,7 +32,7 @@ stream_step(uint8_t *dst, const uint8_t *src, uint64_t step_bytes)
 }
 
 static uint64_t
-lane_bytes(uint64_t len_bytes)
+stream_copy_lane_bytes(uint64_t len_bytes)
 {
     return len_bytes < LANES_FROM_BYTES ? 0 : len_bytes / LANES / STEP_BYTES * STEP_BYTES;
 }
@@ -40,20 +40,20 @@ lane_bytes(uint64_t len_bytes)
 /* Whole lines. Four lanes in turn keep four hardware prefetchers busy, while one lane waits for
  * memory at the end of each page. */
 static void
-stream_lines(uint8_t *dst, const uint8_t *src, uint64_t len_bytes)
+stream_copy_lines(uint8_t *dst, const uint8_t *src, uint64_t len_bytes)
 {
-    const uint64_t lane = lane_bytes(len_bytes);
+    const uint64_t lane = stream_copy_lane_bytes(len_bytes);
 
     for (uint64_t at = 0; at < lane; at += STEP_BYTES)
         for (uint64_t i = 0; i < LANES; i++)
-            stream_step(dst + i * lane + at, src + i * lane + at, STEP_BYTES);
+            stream_copy_step(dst + i * lane + at, src + i * lane + at, STEP_BYTES);
     for (uint64_t at = LANES * lane; at < len_bytes; at += LINE_BYTES)
-        stream_step(dst + at, src + at, LINE_BYTES);
+        stream_copy_step(dst + at, src + at, LINE_BYTES);
     _mm_sfence();
 }
 
 static inline void
-step_twice(uint8_t *dst, uint8_t *other, const uint8_t *src, uint64_t step_bytes)
+stream_copy_step_twice(uint8_t *dst, uint8_t *other, const uint8_t *src, uint64_t step_bytes)
 {
     for (uint64_t at = 0; at < step_bytes; at += sizeof(__m128i)) {
         const __m128i v = _mm_loadu_si128((const __m128i *)(const void *)(src + at));
@@ -62,23 +62,24 @@ step_twice(uint8_t *dst, uint8_t *other, const uint8_t *src, uint64_t step_bytes
     }
 }
 
-/* As stream_lines(), with both destinations on a line boundary. */
+/* As stream_copy_lines(), with both destinations on a line boundary. */
 static void
-lines_twice(uint8_t *dst, uint8_t *other, const uint8_t *src, uint64_t len_bytes)
+stream_copy_lines_twice(uint8_t *dst, uint8_t *other, const uint8_t *src, uint64_t len_bytes)
 {
-    const uint64_t lane = lane_bytes(len_bytes);
+    const uint64_t lane = stream_copy_lane_bytes(len_bytes);
 
     for (uint64_t at = 0; at < lane; at += STEP_BYTES)
         for (uint64_t i = 0; i < LANES; i++)
-            step_twice(dst + i * lane + at, other + i * lane + at, src + i * lane + at, STEP_BYTES);
+            stream_copy_step_twice(dst + i * lane + at, other + i * lane + at, src + i * lane + at,
+                                   STEP_BYTES);
     for (uint64_t at = LANES * lane; at < len_bytes; at += LINE_BYTES)
-        step_twice(dst + at, other + at, src + at, LINE_BYTES);
+        stream_copy_step_twice(dst + at, other + at, src + at, LINE_BYTES);
     _mm_sfence();
 }
 
 /* False if the two destinations have different offsets within a line. */
 static bool
-stream_twice(uint8_t *dst, uint8_t *other, const uint8_t *src, uint64_t len_bytes)
+stream_copy_twice(uint8_t *dst, uint8_t *other, const uint8_t *src, uint64_t len_bytes)
 {
     const uint64_t gap = (uint64_t)(-(uintptr_t)dst) % LINE_BYTES;
 
@@ -88,14 +89,14 @@ stream_twice(uint8_t *dst, uint8_t *other, const uint8_t *src, uint64_t len_byte
     const uint64_t tail = len_bytes - gap - body;
     memcpy(dst, src, gap);
     memcpy(other, src, gap);
-    lines_twice(dst + gap, other + gap, src + gap, body);
+    stream_copy_lines_twice(dst + gap, other + gap, src + gap, body);
     memcpy(dst + gap + body, src + gap + body, tail);
     memcpy(other + gap + body, src + gap + body, tail);
     return true;
 }
 
 static void
-stream(void *dst, const void *src, uint64_t len_bytes)
+stream_copy_once(void *dst, const void *src, uint64_t len_bytes)
 {
     uint8_t *out = dst;
     const uint8_t *in = src;
@@ -106,14 +107,14 @@ stream(void *dst, const void *src, uint64_t len_bytes)
 
     if (head > 0)
         memcpy(out, in, head);
-    stream_lines(out + head, in + head, body);
+    stream_copy_lines(out + head, in + head, body);
     if (tail > 0)
         memcpy(out + head + body, in + head + body, tail);
 }
 
 /* Ordinary stores; the barrier keeps the compiler from turning the loop into a memcpy(). */
 static void
-store(void *dst, const void *src, uint64_t len_bytes)
+stream_copy_store(void *dst, const void *src, uint64_t len_bytes)
 {
     const uint64_t body = len_bytes / LINE_BYTES * LINE_BYTES;
     uint8_t *out = dst;
@@ -130,28 +131,28 @@ store(void *dst, const void *src, uint64_t len_bytes)
 }
 #else
 static void
-store(void *dst, const void *src, uint64_t len_bytes)
+stream_copy_store(void *dst, const void *src, uint64_t len_bytes)
 {
     if (len_bytes > 0)
         memcpy(dst, src, len_bytes);
 }
 
 static bool
-stream_twice(uint8_t *dst, uint8_t *other, const uint8_t *src, uint64_t len_bytes)
+stream_copy_twice(uint8_t *dst, uint8_t *other, const uint8_t *src, uint64_t len_bytes)
 {
     (void)dst, (void)other, (void)src, (void)len_bytes;
     return false;
 }
 
 static void
-stream(void *dst, const void *src, uint64_t len_bytes)
+stream_copy_once(void *dst, const void *src, uint64_t len_bytes)
 {
     memcpy(dst, src, len_bytes);
 }
 #endif
 
 static bool
-does_pay(uint64_t len_bytes, uint64_t of_bytes)
+stream_copy_does_pay(uint64_t len_bytes, uint64_t of_bytes)
 {
     return len_bytes >= STREAM_FROM_BYTES && of_bytes >= rdti_copy_table()->board_stream_from_bytes;
 }
@@ -159,8 +160,8 @@ does_pay(uint64_t len_bytes, uint64_t of_bytes)
 void
 rdti_stream_copy(void *dst, const void *src, uint64_t len_bytes, uint64_t of_bytes)
 {
-    if (does_pay(len_bytes, of_bytes))
-        stream(dst, src, len_bytes);
+    if (stream_copy_does_pay(len_bytes, of_bytes))
+        stream_copy_once(dst, src, len_bytes);
     else if (len_bytes > 0) /* memcpy must not receive null pointers, even for zero bytes */
         memcpy(dst, src, len_bytes);
 }
@@ -168,17 +169,17 @@ rdti_stream_copy(void *dst, const void *src, uint64_t len_bytes, uint64_t of_byt
 void
 rdti_stream_write(void *dst, const void *src, uint64_t len_bytes)
 {
-    if (does_pay(len_bytes, len_bytes))
-        stream(dst, src, len_bytes);
+    if (stream_copy_does_pay(len_bytes, len_bytes))
+        stream_copy_once(dst, src, len_bytes);
     else
-        store(dst, src, len_bytes);
+        stream_copy_store(dst, src, len_bytes);
 }
 
 void
 rdti_stream_copy_twice(void *dst, void *other, const void *src, uint64_t len_bytes,
                        uint64_t of_bytes)
 {
-    if (does_pay(len_bytes, of_bytes) && stream_twice(dst, other, src, len_bytes))
+    if (stream_copy_does_pay(len_bytes, of_bytes) && stream_copy_twice(dst, other, src, len_bytes))
         return;
     rdti_stream_copy(dst, src, len_bytes, of_bytes);
     rdti_stream_copy(other, src, len_bytes, UINT64_MAX);

@@ -25,7 +25,7 @@ struct hierarchy {
 };
 
 static FILE *
-open_at(const char *dir, const char *name)
+cgroup_open_at(const char *dir, const char *name)
 {
     char path[DIR_BYTES + 64];
     const int n = snprintf(path, sizeof(path), "%s/%s", dir, name);
@@ -36,7 +36,7 @@ open_at(const char *dir, const char *name)
 /* Parses the unsigned number at the start of *text and moves *text past it. False for "max" and for
  * malformed text. */
 static bool
-take_number(char **text, uint64_t *out)
+cgroup_take_number(char **text, uint64_t *out)
 {
     char *end;
 
@@ -54,9 +54,9 @@ take_number(char **text, uint64_t *out)
 }
 
 static bool
-read_line(const char *dir, const char *name, char *line, size_t cap)
+cgroup_read_line(const char *dir, const char *name, char *line, size_t cap)
 {
-    FILE *f = open_at(dir, name);
+    FILE *f = cgroup_open_at(dir, name);
 
     if (f == NULL)
         return false;
@@ -66,17 +66,17 @@ read_line(const char *dir, const char *name, char *line, size_t cap)
 }
 
 static bool
-read_number(const char *dir, const char *name, uint64_t *out)
+cgroup_read_number(const char *dir, const char *name, uint64_t *out)
 {
     char line[64];
     char *text = line;
 
-    return read_line(dir, name, line, sizeof(line)) && take_number(&text, out);
+    return cgroup_read_line(dir, name, line, sizeof(line)) && cgroup_take_number(&text, out);
 }
 
 /* Whether `word` is one of the comma-separated words of `list`. */
 static bool
-has_word(const char *list, const char *word)
+cgroup_has_word(const char *list, const char *word)
 {
     const size_t word_bytes = strlen(word);
 
@@ -97,11 +97,11 @@ has_word(const char *list, const char *word)
  * of the line "0::path" (v2).
  */
 static bool
-find_group_path(const char *root, const char *controller, bool is_v2, char path[PATH_MAX])
+cgroup_find_path(const char *root, const char *controller, bool is_v2, char path[PATH_MAX])
 {
     char line[PATH_MAX + 128];
     bool is_found = false;
-    FILE *f = open_at(root, "proc/self/cgroup");
+    FILE *f = cgroup_open_at(root, "proc/self/cgroup");
 
     if (f == NULL)
         return false;
@@ -114,7 +114,7 @@ find_group_path(const char *root, const char *controller, bool is_v2, char path[
             continue;
         save[strcspn(save, "\n")] = '\0';
         is_found = is_v2 ? strcmp(id, "0") == 0 && *controllers == '\0'
-                         : has_word(controllers, controller);
+                         : cgroup_has_word(controllers, controller);
         if (is_found) {
             const int n = snprintf(path, PATH_MAX, "%s", save);
             is_found = n >= 0 && n < PATH_MAX;
@@ -129,7 +129,8 @@ find_group_path(const char *root, const char *controller, bool is_v2, char path[
  * "id parent dev mounted-root mount-point options [optional fields] - type source super-options".
  */
 static bool
-parse_mount(char *line, const char *controller, bool is_v2, const char **shown, const char **point)
+cgroup_parse_mount(char *line, const char *controller, bool is_v2, const char **shown,
+                   const char **point)
 {
     char *save = line;
     const char *fields[5];
@@ -152,13 +153,13 @@ parse_mount(char *line, const char *controller, bool is_v2, const char **shown, 
     *shown = fields[3];
     *point = fields[4];
     return is_v2 ? strcmp(type, "cgroup2") == 0
-                 : strcmp(type, "cgroup") == 0 && has_word(save, controller);
+                 : strcmp(type, "cgroup") == 0 && cgroup_has_word(save, controller);
 }
 
 /* The group's path relative to the mounted root; "" (the mount point itself) if the mount does not
  * show the group. */
 static const char *
-path_below(const char *path, const char *shown)
+cgroup_path_below(const char *path, const char *shown)
 {
     size_t n = strlen(shown);
 
@@ -172,26 +173,26 @@ path_below(const char *path, const char *shown)
 }
 
 static bool
-find_hierarchy(const char *root, const char *controller, bool is_v2, struct hierarchy *out)
+cgroup_find_hierarchy(const char *root, const char *controller, bool is_v2, struct hierarchy *out)
 {
     char path[PATH_MAX];
     char line[4 * PATH_MAX];
     bool is_found = false;
 
-    if (!find_group_path(root, controller, is_v2, path))
+    if (!cgroup_find_path(root, controller, is_v2, path))
         return false;
-    FILE *f = open_at(root, "proc/self/mountinfo");
+    FILE *f = cgroup_open_at(root, "proc/self/mountinfo");
     if (f == NULL)
         return false;
     while (!is_found && fgets(line, sizeof(line), f) != NULL) {
         const char *shown;
         const char *point;
 
-        if (!parse_mount(line, controller, is_v2, &shown, &point))
+        if (!cgroup_parse_mount(line, controller, is_v2, &shown, &point))
             continue;
         const int top = snprintf(out->top_dir, sizeof(out->top_dir), "%s%s", root, point);
-        const int dir =
-            snprintf(out->dir, sizeof(out->dir), "%s%s%s", root, point, path_below(path, shown));
+        const int dir = snprintf(out->dir, sizeof(out->dir), "%s%s%s", root, point,
+                                 cgroup_path_below(path, shown));
         is_found = top > 0 && (size_t)top < sizeof(out->top_dir) && dir > 0 &&
                    (size_t)dir < sizeof(out->dir);
     }
@@ -202,7 +203,7 @@ find_hierarchy(const char *root, const char *controller, bool is_v2, struct hier
 
 /* Moves h->dir to its parent; false at the top. */
 static bool
-go_up(struct hierarchy *h)
+cgroup_go_up(struct hierarchy *h)
 {
     char *slash = strrchr(h->dir, '/');
 
@@ -213,7 +214,7 @@ go_up(struct hierarchy *h)
 }
 
 static uint64_t
-group_cpu_millis(const struct hierarchy *h)
+cgroup_cpu_millis(const struct hierarchy *h)
 {
     char line[64];
     char *text = line;
@@ -222,11 +223,11 @@ group_cpu_millis(const struct hierarchy *h)
     bool is_limited;
 
     if (h->is_v2)
-        is_limited = read_line(h->dir, "cpu.max", line, sizeof(line)) &&
-                     take_number(&text, &quota_us) && take_number(&text, &period_us);
+        is_limited = cgroup_read_line(h->dir, "cpu.max", line, sizeof(line)) &&
+                     cgroup_take_number(&text, &quota_us) && cgroup_take_number(&text, &period_us);
     else
-        is_limited = read_number(h->dir, "cpu.cfs_quota_us", &quota_us) &&
-                     read_number(h->dir, "cpu.cfs_period_us", &period_us);
+        is_limited = cgroup_read_number(h->dir, "cpu.cfs_quota_us", &quota_us) &&
+                     cgroup_read_number(h->dir, "cpu.cfs_period_us", &period_us);
     if (!is_limited || period_us == 0 || quota_us > UINT64_MAX / 1000)
         return UINT64_MAX;
     return quota_us * 1000 / period_us;
@@ -239,12 +240,12 @@ rdti_cgroup_cpu_millis(const char *root)
     uint64_t least = UINT64_MAX;
 
     for (int is_v2 = 0; is_v2 <= 1; is_v2++) {
-        if (!find_hierarchy(root, "cpu", is_v2, &h))
+        if (!cgroup_find_hierarchy(root, "cpu", is_v2, &h))
             continue;
         do {
-            const uint64_t millis = group_cpu_millis(&h);
+            const uint64_t millis = cgroup_cpu_millis(&h);
             least = millis < least ? millis : least;
-        } while (go_up(&h));
+        } while (cgroup_go_up(&h));
     }
     return least;
 }
@@ -252,13 +253,13 @@ rdti_cgroup_cpu_millis(const char *root)
 /* Page cache that the kernel drops under memory pressure. It excludes memfd pages, which count as
  * anonymous. */
 static uint64_t
-group_cache_bytes(const struct hierarchy *h)
+cgroup_cache_bytes(const struct hierarchy *h)
 {
     static const char *const keys[2][2] = {{"total_inactive_file ", "total_active_file "},
                                            {"inactive_file ", "active_file "}};
     char line[128];
     uint64_t sum = 0;
-    FILE *f = open_at(h->dir, "memory.stat");
+    FILE *f = cgroup_open_at(h->dir, "memory.stat");
 
     if (f == NULL)
         return 0;
@@ -268,7 +269,7 @@ group_cache_bytes(const struct hierarchy *h)
             char *text = line + strlen(key);
             uint64_t value;
 
-            if (strncmp(line, key, strlen(key)) == 0 && take_number(&text, &value))
+            if (strncmp(line, key, strlen(key)) == 0 && cgroup_take_number(&text, &value))
                 sum += value;
         }
     }
@@ -278,16 +279,16 @@ group_cache_bytes(const struct hierarchy *h)
 
 /* Bytes left below the limit in one file of the group; UINT64_MAX without a limit. */
 static uint64_t
-group_memory_left(const struct hierarchy *h, const char *limit_name, char *limit_out, size_t cap)
+cgroup_memory_left(const struct hierarchy *h, const char *limit_name, char *limit_out, size_t cap)
 {
     uint64_t limit;
     uint64_t used;
 
-    if (!read_number(h->dir, limit_name, &limit) || limit >= NO_LIMIT_BYTES ||
-        !read_number(h->dir, h->is_v2 ? "memory.current" : "memory.usage_in_bytes", &used))
+    if (!cgroup_read_number(h->dir, limit_name, &limit) || limit >= NO_LIMIT_BYTES ||
+        !cgroup_read_number(h->dir, h->is_v2 ? "memory.current" : "memory.usage_in_bytes", &used))
         return UINT64_MAX;
 
-    const uint64_t cache = group_cache_bytes(h);
+    const uint64_t cache = cgroup_cache_bytes(h);
     const uint64_t pinned = used > cache ? used - cache : 0;
     const uint64_t left = limit > pinned ? limit - pinned : 0;
 
@@ -312,19 +313,19 @@ rdti_cgroup_memory_left(const char *root, char *limit_out, size_t cap)
     char text[128];
 
     for (int is_v2 = 0; is_v2 <= 1; is_v2++) {
-        if (!find_hierarchy(root, "memory", is_v2, &h))
+        if (!cgroup_find_hierarchy(root, "memory", is_v2, &h))
             continue;
         do {
             for (size_t i = 0; i < 2 && limit_names[is_v2][i] != NULL; i++) {
                 const uint64_t left =
-                    group_memory_left(&h, limit_names[is_v2][i], text, sizeof(text));
+                    cgroup_memory_left(&h, limit_names[is_v2][i], text, sizeof(text));
 
                 if (left < least) {
                     least = left;
                     (void)snprintf(limit_out, cap, "%s", text);
                 }
             }
-        } while (go_up(&h));
+        } while (cgroup_go_up(&h));
     }
     return least;
 }

@@ -39,7 +39,7 @@ rdti_cpu_usable(void)
 
 /* MemAvailable in bytes; UINT64_MAX if the kernel does not report it. */
 static uint64_t
-system_memory_available(void)
+cpu_system_memory_available(void)
 {
     static const char key[] = "MemAvailable:"; /* in KiB, printed as "kB" */
     char line[128];
@@ -59,7 +59,7 @@ system_memory_available(void)
 uint64_t
 rdti_memory_available(char *limit_out, size_t cap)
 {
-    const uint64_t system = system_memory_available();
+    const uint64_t system = cpu_system_memory_available();
     const uint64_t group = rdti_cgroup_memory_left("", limit_out, cap);
 
     if (group < system)

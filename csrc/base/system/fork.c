@@ -30,7 +30,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* Only async-signal-safe calls: other threads may have held any lock. */
 static void
-enter_child(void)
+fork_enter_child(void)
 {
     const uint32_t used = atomic_load_explicit(&words_used, memory_order_relaxed);
 
@@ -49,9 +49,9 @@ enter_child(void)
 }
 
 static void
-register_handlers(void)
+fork_register_handlers(void)
 {
-    const int rc = pthread_atfork(NULL, NULL, enter_child);
+    const int rc = pthread_atfork(NULL, NULL, fork_enter_child);
 
     if (rc != 0)
         rdti_log(RDT_LOG_ERROR,
@@ -61,7 +61,7 @@ register_handlers(void)
 void
 rdti_fork_guard(void)
 {
-    (void)pthread_once(&once, register_handlers);
+    (void)pthread_once(&once, fork_register_handlers);
 }
 
 bool

@@ -35,7 +35,7 @@ enum {
 _Static_assert((int)SMALL_MAX_BYTES <= (int)RDTI_SLOT_BYTES, "what is small fits a slot");
 
 static struct rdti_line *
-line_of(const struct rdti_team *team, uint32_t member, uint64_t tick)
+board_line_of(const struct rdti_team *team, uint32_t member, uint64_t tick)
 {
     return &team->members[member].board->ticks[tick % RDTI_AHEAD_TICKS].line;
 }
@@ -55,7 +55,7 @@ rdti_direct_stage(const struct rdti_coll *coll, uint32_t member, uint64_t step)
 
     switch (coll->direct.room) {
     case RDTI_ROOM_LINE:
-        return line_of(coll->team, member, tick)->u.payload;
+        return board_line_of(coll->team, member, tick)->u.payload;
     case RDTI_ROOM_SLOT:
         return stage + tick % RDTI_AHEAD_TICKS / 2 * RDTI_SLOT_BYTES;
     default:
@@ -66,13 +66,13 @@ rdti_direct_stage(const struct rdti_coll *coll, uint32_t member, uint64_t step)
 struct rdti_line *
 rdti_direct_line(const struct rdti_coll *coll, uint32_t member)
 {
-    return line_of(coll->team, member, coll->direct.base + 1);
+    return board_line_of(coll->team, member, coll->direct.base + 1);
 }
 
 /* A sum finds its operands in a stage at once, so that only a piece counts. Data that is only moved
  * evicts, on its way through the caches, what lies there: all of it counts. */
 static uint64_t
-rewritten_bytes(const struct rdti_coll *coll, uint64_t len_bytes)
+board_rewritten_bytes(const struct rdti_coll *coll, uint64_t len_bytes)
 {
     return coll->direct.is_past_caches ? coll->direct.received_bytes : len_bytes;
 }
@@ -82,14 +82,14 @@ rdti_direct_put(struct rdti_coll *coll, void *stage, const void *src, uint64_t l
 {
     const uint64_t began_ns = rdti_pass_begin(len_bytes);
 
-    rdti_stream_copy(stage, src, len_bytes, rewritten_bytes(coll, len_bytes));
+    rdti_stream_copy(stage, src, len_bytes, board_rewritten_bytes(coll, len_bytes));
     rdti_team_count_pass(coll->team, RDTI_PASS_COPY, began_ns);
     coll->direct.done.copied_bytes += len_bytes;
 }
 
 /* Copies in pieces; one call populates the pages of a piece, where they are new. */
 static void
-stream_in(void *dst, const void *src, uint64_t len_bytes)
+board_stream_in(void *dst, const void *src, uint64_t len_bytes)
 {
     for (uint64_t off = 0; off < len_bytes; off += POPULATE_BYTES) {
         const uint64_t left = len_bytes - off;
@@ -106,7 +106,7 @@ rdti_direct_take(struct rdti_coll *coll, void *dst, const void *stage, uint64_t 
         return;
     const uint64_t began_ns = rdti_pass_begin(len_bytes);
     if (coll->direct.is_past_caches)
-        stream_in(dst, stage, len_bytes);
+        board_stream_in(dst, stage, len_bytes);
     else
         memcpy(dst, stage, len_bytes);
     rdti_team_count_pass(coll->team, RDTI_PASS_COPY, began_ns);
@@ -114,7 +114,7 @@ rdti_direct_take(struct rdti_coll *coll, void *dst, const void *stage, uint64_t 
 }
 
 static bool
-overlaps(const void *a, const void *b, uint64_t len_bytes)
+board_overlaps(const void *a, const void *b, uint64_t len_bytes)
 {
     return (uintptr_t)a < (uintptr_t)b + len_bytes && (uintptr_t)b < (uintptr_t)a + len_bytes;
 }
@@ -122,7 +122,7 @@ overlaps(const void *a, const void *b, uint64_t len_bytes)
 bool
 rdti_direct_keeps_as_it_goes(const struct rdti_coll *coll, const void *dst, const void *src)
 {
-    return coll->direct.is_past_caches && !overlaps(dst, src, coll->block_bytes);
+    return coll->direct.is_past_caches && !board_overlaps(dst, src, coll->block_bytes);
 }
 
 void
@@ -132,7 +132,7 @@ rdti_direct_put_and_keep(struct rdti_coll *coll, void *stage, void *dst, const v
     const uint64_t began_ns = rdti_pass_begin(len_bytes);
 
     rdti_pages_populate(dst, len_bytes);
-    rdti_stream_copy_twice(stage, dst, src, len_bytes, rewritten_bytes(coll, len_bytes));
+    rdti_stream_copy_twice(stage, dst, src, len_bytes, board_rewritten_bytes(coll, len_bytes));
     rdti_team_count_pass(coll->team, RDTI_PASS_COPY, began_ns);
     coll->direct.done.copied_bytes += 2 * len_bytes;
 }
@@ -143,8 +143,8 @@ rdti_direct_keep(struct rdti_coll *coll, void *dst, const void *src, uint64_t le
     if (dst == src || len_bytes == 0)
         return;
     const uint64_t began_ns = rdti_pass_begin(len_bytes);
-    if (coll->direct.is_past_caches && !overlaps(dst, src, len_bytes))
-        stream_in(dst, src, len_bytes);
+    if (coll->direct.is_past_caches && !board_overlaps(dst, src, len_bytes))
+        board_stream_in(dst, src, len_bytes);
     else
         memmove(dst, src, len_bytes);
     rdti_team_count_pass(coll->team, RDTI_PASS_COPY, began_ns);
@@ -155,19 +155,20 @@ rdti_direct_keep(struct rdti_coll *coll, void *dst, const void *src, uint64_t le
  * a later one into the same line, for which it waits for this member. A line with a later tick does
  * not count, or the member could send this one through ticks without end. */
 static bool
-has_come(const struct rdti_team *team, uint32_t member, uint64_t tick)
+board_has_come(const struct rdti_team *team, uint32_t member, uint64_t tick)
 {
-    /* seq_cst: pairs with the store in publish(); everything stored before is seen. In the total
-     * order, either the last member to store sees that all have come, and rings, or they see its
-     * store. */
-    return atomic_load_explicit(&line_of(team, member, tick)->tick, memory_order_seq_cst) == tick;
+    /* seq_cst: pairs with the store in board_publish(); everything stored before is seen. In the
+     * total order, either the last member to store sees that all have come, and rings, or they see
+     * its store. */
+    return atomic_load_explicit(&board_line_of(team, member, tick)->tick, memory_order_seq_cst) ==
+           tick;
 }
 
 static bool
-have_all_come(const struct rdti_team *team, uint64_t tick)
+board_have_all_come(const struct rdti_team *team, uint64_t tick)
 {
     for (uint32_t i = 0; i < team->size; i++)
-        if (i != team->rank && !has_come(team, i, tick))
+        if (i != team->rank && !board_has_come(team, i, tick))
             return false;
     return true;
 }
@@ -175,27 +176,27 @@ have_all_come(const struct rdti_team *team, uint64_t tick)
 /* The member has stored `tick`, which this member has left behind, or a later one: of those only
  * tick + RDTI_AHEAD_TICKS can be in its line, as it waits for this member. */
 static bool
-has_passed(const struct rdti_team *team, uint32_t member, uint64_t tick)
+board_has_passed(const struct rdti_team *team, uint32_t member, uint64_t tick)
 {
-    /* seq_cst: as in has_come() */
+    /* seq_cst: as in board_has_come() */
     const uint64_t stored =
-        atomic_load_explicit(&line_of(team, member, tick)->tick, memory_order_seq_cst);
+        atomic_load_explicit(&board_line_of(team, member, tick)->tick, memory_order_seq_cst);
 
     return stored == tick || stored == tick + RDTI_AHEAD_TICKS;
 }
 
 static bool
-have_all_passed(const struct rdti_team *team, uint64_t tick)
+board_have_all_passed(const struct rdti_team *team, uint64_t tick)
 {
     for (uint32_t i = 0; i < team->size; i++)
-        if (i != team->rank && !has_passed(team, i, tick))
+        if (i != team->rank && !board_has_passed(team, i, tick))
             return false;
     return true;
 }
 
 /* The tick that all have to have stored before this member fills the room of `tick`. */
 static uint64_t
-tick_to_pass(const struct rdti_coll *coll, uint64_t tick)
+board_tick_to_pass(const struct rdti_coll *coll, uint64_t tick)
 {
     const uint64_t ahead = RDTI_AHEAD_TICKS - 1;
     const uint64_t line = tick <= ahead ? 0 : tick - ahead;
@@ -212,13 +213,13 @@ tick_to_pass(const struct rdti_coll *coll, uint64_t tick)
 }
 
 static bool
-have_needed_come(const struct rdti_coll *coll, uint64_t tick)
+board_have_needed_come(const struct rdti_coll *coll, uint64_t tick)
 {
     switch (coll->direct.needs) {
     case RDTI_NEEDS_ALL:
-        return have_all_come(coll->team, tick);
+        return board_have_all_come(coll->team, tick);
     case RDTI_NEEDS_ROOT:
-        return has_come(coll->team, coll->args.root, tick);
+        return board_has_come(coll->team, coll->args.root, tick);
     default:
         return true;
     }
@@ -229,14 +230,14 @@ have_needed_come(const struct rdti_coll *coll, uint64_t tick)
  * does. Other wake-ups would be in vain, and n members would make n of them.
  */
 static void
-publish(const struct rdti_coll *coll, uint64_t tick)
+board_publish(const struct rdti_coll *coll, uint64_t tick)
 {
     const struct rdti_team *team = coll->team;
 
     rdti_team_count_write(coll->team);
-    /* seq_cst: pairs with has_come() and with the doorbell */
-    atomic_store_explicit(&line_of(team, team->rank, tick)->tick, tick, memory_order_seq_cst);
-    if (!coll->direct.is_source && !have_all_come(team, tick))
+    /* seq_cst: pairs with board_has_come() and with the doorbell */
+    atomic_store_explicit(&board_line_of(team, team->rank, tick)->tick, tick, memory_order_seq_cst);
+    if (!coll->direct.is_source && !board_have_all_come(team, tick))
         return;
     for (uint32_t i = 0; i < team->size; i++)
         if (i != team->rank)
@@ -244,10 +245,10 @@ publish(const struct rdti_coll *coll, uint64_t tick)
 }
 
 static rdt_status
-check_peer(const struct rdti_coll *coll, uint32_t peer, uint64_t tick, struct rdt_error *err)
+board_check_peer(const struct rdti_coll *coll, uint32_t peer, uint64_t tick, struct rdt_error *err)
 {
     const struct rdt_message_desc own = rdti_coll_desc(coll);
-    const struct rdt_message_desc theirs = line_of(coll->team, peer, tick)->desc;
+    const struct rdt_message_desc theirs = board_line_of(coll->team, peer, tick)->desc;
 
     if (memcmp(&own, &theirs, sizeof(own)) == 0)
         return RDT_OK;
@@ -255,44 +256,44 @@ check_peer(const struct rdti_coll *coll, uint32_t peer, uint64_t tick, struct rd
 }
 
 static rdt_status
-check_needed(const struct rdti_coll *coll, uint64_t tick, struct rdt_error *err)
+board_check_needed(const struct rdti_coll *coll, uint64_t tick, struct rdt_error *err)
 {
     rdt_status status = RDT_OK;
 
     if (coll->direct.needs == RDTI_NEEDS_ROOT)
-        return check_peer(coll, coll->args.root, tick, err);
+        return board_check_peer(coll, coll->args.root, tick, err);
     for (uint32_t i = 0; i < coll->size && status == RDT_OK; i++)
         if (i != coll->rank && coll->direct.needs == RDTI_NEEDS_ALL)
-            status = check_peer(coll, i, tick, err);
+            status = board_check_peer(coll, i, tick, err);
     return status;
 }
 
 static rdt_status
-fill(struct rdti_coll *coll, uint64_t tick, struct rdt_error *err)
+board_fill(struct rdti_coll *coll, uint64_t tick, struct rdt_error *err)
 {
     struct rdti_direct *d = &coll->direct;
 
-    if (!have_all_passed(coll->team, tick_to_pass(coll, tick)))
+    if (!board_have_all_passed(coll->team, board_tick_to_pass(coll, tick)))
         return RDT_EAGAIN;
     if (d->room == RDTI_ROOM_STAGE)
         coll->team->whole[tick % 2] = tick;
     if (d->step == 0)
-        line_of(coll->team, coll->rank, tick)->desc = rdti_coll_desc(coll);
+        board_line_of(coll->team, coll->rank, tick)->desc = rdti_coll_desc(coll);
     const rdt_status status = d->op->fill != NULL ? d->op->fill(coll, d->step, err) : RDT_OK;
     if (status != RDT_OK)
         return status;
-    publish(coll, tick);
+    board_publish(coll, tick);
     d->is_filled = true;
     return RDT_OK;
 }
 
 /* The collective's turn has come: everything before it is over. */
 static bool
-begin(struct rdti_coll *coll)
+board_begin(struct rdti_coll *coll)
 {
     struct rdti_direct *d = &coll->direct;
 
-    /* acquire: pairs with the release in end(); the team's tick is seen */
+    /* acquire: pairs with the release in board_end(); the team's tick is seen */
     if (atomic_load_explicit(&coll->team->serving, memory_order_acquire) != d->ticket)
         return false;
     d->base = coll->team->tick;
@@ -301,47 +302,47 @@ begin(struct rdti_coll *coll)
 }
 
 static void
-end(struct rdti_coll *coll)
+board_end(struct rdti_coll *coll)
 {
     struct rdti_direct *d = &coll->direct;
 
     d->done.struct_size = sizeof(d->done);
     rdt_context_count(rdt_group_context(coll->group), &d->done);
     coll->team->tick = d->base + d->steps;
-    /* release: pairs with the acquire in begin() */
+    /* release: pairs with the acquire in board_begin() */
     atomic_store_explicit(&coll->team->serving, d->ticket_after, memory_order_release);
 }
 
 static rdt_status
-advance(struct rdti_coll *coll, struct rdt_error *err)
+board_advance(struct rdti_coll *coll, struct rdt_error *err)
 {
     struct rdti_direct *d = &coll->direct;
     rdt_status status = RDT_OK;
 
-    if (!d->is_begun && !begin(coll))
+    if (!d->is_begun && !board_begin(coll))
         return RDT_EAGAIN;
     for (; d->step < d->steps; d->step++) {
         const uint64_t tick = d->base + 1 + d->step;
         if (!d->is_filled)
-            status = fill(coll, tick, err);
+            status = board_fill(coll, tick, err);
         if (status != RDT_OK)
             return status;
-        if (!have_needed_come(coll, tick))
+        if (!board_have_needed_come(coll, tick))
             return RDT_EAGAIN;
         if (d->step == 0)
-            status = check_needed(coll, tick, err);
+            status = board_check_needed(coll, tick, err);
         if (status == RDT_OK && d->op->use != NULL && d->needs != RDTI_NEEDS_NONE)
             status = d->op->use(coll, d->step, err);
         if (status != RDT_OK)
             return status;
         d->is_filled = false;
     }
-    end(coll);
+    board_end(coll);
     return RDT_OK;
 }
 
 static enum rdti_direct_needs
-needs_of(const struct rdti_coll *coll)
+board_needs_of(const struct rdti_coll *coll)
 {
     const bool is_root = coll->rank == coll->args.root;
 
@@ -359,7 +360,7 @@ needs_of(const struct rdti_coll *coll)
 
 /* Bytes that are stored here; 0 for sums, which are written where a tick has just read. */
 static uint64_t
-received_bytes(const struct rdti_coll *coll)
+board_received_bytes(const struct rdti_coll *coll)
 {
     uint64_t total = 0;
     uint64_t count = 0;
@@ -383,7 +384,7 @@ received_bytes(const struct rdti_coll *coll)
 }
 
 static bool
-is_past_caches(const struct rdti_coll *coll, uint64_t bytes)
+board_is_past_caches(const struct rdti_coll *coll, uint64_t bytes)
 {
     uint64_t from = rdti_cache_last_bytes() / PAST_CACHES_SHARE;
 
@@ -398,7 +399,7 @@ is_past_caches(const struct rdti_coll *coll, uint64_t bytes)
 
 /* A member needs no other, and what each member stores fits a slot; all members agree on it. */
 static bool
-is_small(const struct rdti_coll *coll)
+board_is_small(const struct rdti_coll *coll)
 {
     switch (coll->args.op) {
     case RDT_COLL_BROADCAST:
@@ -421,30 +422,30 @@ rdti_direct_plan(struct rdti_coll *coll, const struct rdti_direct_op *op,
     d->op = op;
     d->needs = needs;
     d->steps = 1;
-    d->received_bytes = received_bytes(coll);
-    d->is_past_caches = is_past_caches(coll, d->received_bytes);
-    d->room = d->op->fill == NULL ? RDTI_ROOM_LINE
-              : is_small(coll)    ? RDTI_ROOM_SLOT
-                                  : RDTI_ROOM_STAGE;
+    d->received_bytes = board_received_bytes(coll);
+    d->is_past_caches = board_is_past_caches(coll, d->received_bytes);
+    d->room = d->op->fill == NULL    ? RDTI_ROOM_LINE
+              : board_is_small(coll) ? RDTI_ROOM_SLOT
+                                     : RDTI_ROOM_STAGE;
     if (d->op->plan != NULL)
         d->op->plan(coll);
 }
 
 /* Keeps the ticket, which the collective has from its start, or gets later. */
 static rdt_status
-prepare(struct rdti_coll *coll, struct rdt_error *err)
+board_prepare(struct rdti_coll *coll, struct rdt_error *err)
 {
     const uint32_t op = coll->args.op;
 
     (void)err;
     coll->direct.is_source =
         coll->rank == coll->args.root && (op == RDT_COLL_BROADCAST || op == RDT_COLL_SCATTER);
-    rdti_direct_plan(coll, rdti_direct_op_of(coll), needs_of(coll));
+    rdti_direct_plan(coll, rdti_direct_op_of(coll), board_needs_of(coll));
     return RDT_OK;
 }
 
 static bool
-is_awaited(const struct rdti_coll *coll, uint32_t member)
+board_is_awaited(const struct rdti_coll *coll, uint32_t member)
 {
     const struct rdti_direct *d = &coll->direct;
     const uint64_t tick = d->base + 1 + d->step;
@@ -452,26 +453,26 @@ is_awaited(const struct rdti_coll *coll, uint32_t member)
     if (member == coll->rank)
         return false;
     if (!d->is_filled)
-        return !has_passed(coll->team, member, tick_to_pass(coll, tick));
+        return !board_has_passed(coll->team, member, board_tick_to_pass(coll, tick));
     return (d->needs != RDTI_NEEDS_ROOT || member == coll->args.root) &&
-           !has_come(coll->team, member, tick);
+           !board_has_come(coll->team, member, tick);
 }
 
 /* A member that leaves in order, as by an exception, breaks no group; it will never come. */
 static rdt_status
-check_members(const struct rdti_coll *coll, struct rdt_error *err)
+board_check_members(const struct rdti_coll *coll, struct rdt_error *err)
 {
     struct rdt_error why;
 
     if (!coll->direct.is_begun)
         return RDT_OK; /* the collective whose turn it is reports */
     for (uint32_t i = 0; i < coll->size; i++) {
-        if (!is_awaited(coll, i))
+        if (!board_is_awaited(coll, i))
             continue;
         memset(&why, 0, sizeof(why));
         const rdt_status status = rdt_endpoint_error(coll->team->members[i].endpoint, &why);
         /* Checked again: the member's last store came before it left. */
-        if (status == RDT_OK || !is_awaited(coll, i))
+        if (status == RDT_OK || !board_is_awaited(coll, i))
             continue;
         (void)rdti_error_set(err, status, 0, "%s #%llu, round %llu of %llu: %s",
                              rdti_coll_name(coll->args.op), (unsigned long long)coll->sequence,
@@ -484,7 +485,7 @@ check_members(const struct rdti_coll *coll, struct rdt_error *err)
 }
 
 static uint32_t
-describe(const struct rdti_coll *coll, char *text, size_t cap)
+board_describe(const struct rdti_coll *coll, char *text, size_t cap)
 {
     const struct rdti_direct *d = &coll->direct;
     const uint64_t tick = d->base + 1 + d->step;
@@ -497,11 +498,11 @@ describe(const struct rdti_coll *coll, char *text, size_t cap)
         (void)snprintf(text, cap, "an earlier collective of this rank is not done");
         return RDT_SOURCE_ANY;
     }
-    if (!d->is_filled && tick - tick_to_pass(coll, tick) > 1)
+    if (!d->is_filled && tick - board_tick_to_pass(coll, tick) > 1)
         (void)snprintf(since, sizeof(since), " for %llu rounds",
-                       (unsigned long long)(tick - tick_to_pass(coll, tick)));
+                       (unsigned long long)(tick - board_tick_to_pass(coll, tick)));
     for (uint32_t i = 0; i < coll->size; i++)
-        if (is_awaited(coll, i))
+        if (board_is_awaited(coll, i))
             late[count++] = i;
     rdti_coll_name_ranks(coll, late, count, ranks, sizeof(ranks));
     (void)snprintf(text, cap, "nothing from %s%s (round %llu of %llu)", ranks, since,
@@ -509,10 +510,10 @@ describe(const struct rdti_coll *coll, char *text, size_t cap)
     return rdti_coll_only_one(coll, late, count);
 }
 
-/* What prepare() planned is numbers, of which each run has a copy. Landed tensors are the
+/* What board_prepare() planned is numbers, of which each run has a copy. Landed tensors are the
  * persistent collective's. */
 static void
-rest(struct rdti_coll *coll)
+board_rest(struct rdti_coll *coll)
 {
     if (!rdti_direct_is_landed(coll))
         rdti_placed_release(coll);
@@ -522,11 +523,11 @@ const struct rdti_coll_algorithm rdti_direct = {
     .name = "direct",
     .takes_turns = true,
     .is_on_boards = true,
-    .prepare = prepare,
-    .advance = advance,
+    .prepare = board_prepare,
+    .advance = board_advance,
     .is_quiet = rdti_placed_is_quiet,
-    .check_members = check_members,
-    .describe = describe,
-    .rest = rest,
+    .check_members = board_check_members,
+    .describe = board_describe,
+    .rest = board_rest,
     .release = rdti_placed_release,
 };

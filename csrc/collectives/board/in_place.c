@@ -8,9 +8,8 @@
  * the same.
  *
  * A member that works in others' tensors holds them, so that their memory is not used for anything
- * else. A member that fails waits until no other one works in its own tensor (struct rdti_place),
- * but not for ever: a member can claim to be working when it is not.
- */
+ * else. A member that fails waits until no other one works in its own tensor (struct
+ * rdti_board_flags), but not for ever: a member can claim to be working when it is not. / */
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,7 +49,8 @@ struct rdti_places {
 
 /* The member's table, allocated at its first use. */
 static rdt_status
-places_of(struct rdti_coll *coll, uint32_t member, struct rdti_places **out, struct rdt_error *err)
+in_place_places_of(struct rdti_coll *coll, uint32_t member, struct rdti_places **out,
+                   struct rdt_error *err)
 {
     struct rdti_places **places = &coll->team->members[member].places;
 
@@ -64,7 +64,7 @@ places_of(struct rdti_coll *coll, uint32_t member, struct rdti_places **out, str
 }
 
 static bool
-is_same_region(const struct rdt_remote_region *a, const struct rdt_remote_region *b)
+in_place_is_same_region(const struct rdt_remote_region *a, const struct rdt_remote_region *b)
 {
     return a->addr == b->addr && a->len_bytes == b->len_bytes && a->index == b->index &&
            a->generation == b->generation && a->segment == b->segment &&
@@ -73,13 +73,13 @@ is_same_region(const struct rdt_remote_region *a, const struct rdt_remote_region
 
 /* True: the others know it by *number_out; false: they learn it under that number. */
 static bool
-find_place(struct rdti_places *places, const struct rdt_remote_region *remote, uint64_t off_bytes,
-           uint32_t *number_out)
+in_place_find_place(struct rdti_places *places, const struct rdt_remote_region *remote,
+                    uint64_t off_bytes, uint32_t *number_out)
 {
     const uint32_t kept = places->count < PLACES ? places->count : PLACES;
 
     for (uint32_t i = 0; i < kept; i++) {
-        if (places->offs[i] != off_bytes || !is_same_region(&places->remotes[i], remote))
+        if (places->offs[i] != off_bytes || !in_place_is_same_region(&places->remotes[i], remote))
             continue;
         *number_out = i;
         return true;
@@ -92,7 +92,7 @@ find_place(struct rdti_places *places, const struct rdt_remote_region *remote, u
 
 /* The announcement of the local tensor; none where it is not in an arena. */
 static rdt_status
-find_own(struct rdti_coll *coll, struct rdti_placement *out, struct rdt_error *err)
+in_place_find_own(struct rdti_coll *coll, struct rdti_placement *out, struct rdt_error *err)
 {
     rdt_context *ctx = rdt_group_context(coll->group);
     struct rdti_places *places = NULL;
@@ -103,13 +103,13 @@ find_own(struct rdti_coll *coll, struct rdti_placement *out, struct rdt_error *e
     if (region == NULL || rdt_region_export(region, &out->region, NULL) != RDT_OK ||
         out->region.segment == RDT_SEGMENT_NONE)
         return RDT_OK;
-    const rdt_status status = places_of(coll, coll->rank, &places, err);
+    const rdt_status status = in_place_places_of(coll, coll->rank, &places, err);
     if (status != RDT_OK)
         return status;
     out->off_bytes = (uint64_t)((uint8_t *)coll->args.recv - (uint8_t *)rdt_region_addr(region));
     coll->direct.done.credits_alone++; /* the peers may write: announced apart from any data */
     out->saying = RDTI_PLACEMENT_KNOWN;
-    if (find_place(places, &out->region, out->off_bytes, &out->number))
+    if (in_place_find_place(places, &out->region, out->off_bytes, &out->number))
         return RDT_OK;
     out->saying = RDTI_PLACEMENT_NEW;
     coll->direct.done.control_messages++;
@@ -118,10 +118,10 @@ find_own(struct rdti_coll *coll, struct rdti_placement *out, struct rdt_error *e
 }
 
 static rdt_status
-announce(struct rdti_coll *coll, struct rdt_error *err)
+in_place_announce(struct rdti_coll *coll, struct rdt_error *err)
 {
     struct rdti_placement own = {.saying = RDTI_PLACEMENT_NONE};
-    const rdt_status status = find_own(coll, &own, err);
+    const rdt_status status = in_place_find_own(coll, &own, err);
 
     if (status == RDT_OK)
         (void)rdti_placement_encode(&own, rdti_direct_stage(coll, coll->rank, 0));
@@ -129,8 +129,8 @@ announce(struct rdti_coll *coll, struct rdt_error *err)
 }
 
 static rdt_status
-read_placement(const struct rdti_coll *coll, uint32_t member, struct rdti_placement *out,
-               struct rdt_error *err)
+in_place_read_placement(const struct rdti_coll *coll, uint32_t member, struct rdti_placement *out,
+                        struct rdt_error *err)
 {
     uint8_t bytes[RDTI_PLACEMENT_BYTES];
     struct rdt_error why; /* filled where the decoder refuses */
@@ -147,11 +147,11 @@ read_placement(const struct rdti_coll *coll, uint32_t member, struct rdti_placem
 
 /* Learns a new place, or looks a known one up; RDT_EPROTO for a number that was never given. */
 static rdt_status
-read_place(struct rdti_coll *coll, struct rdti_placed *placed, uint32_t member,
-           const struct rdti_placement *said, struct rdt_error *err)
+in_place_read_place(struct rdti_coll *coll, struct rdti_placed *placed, uint32_t member,
+                    const struct rdti_placement *said, struct rdt_error *err)
 {
     struct rdti_places *places = NULL;
-    const rdt_status status = places_of(coll, member, &places, err);
+    const rdt_status status = in_place_places_of(coll, member, &places, err);
 
     if (status != RDT_OK)
         return status;
@@ -169,20 +169,20 @@ read_place(struct rdti_coll *coll, struct rdti_placed *placed, uint32_t member,
 
 /* RDT_OK with placed->remotes and offs, or with *all_out false. */
 static rdt_status
-read_places(struct rdti_coll *coll, struct rdti_placed *placed, bool *all_out,
-            struct rdt_error *err)
+in_place_read_places(struct rdti_coll *coll, struct rdti_placed *placed, bool *all_out,
+                     struct rdt_error *err)
 {
     rdt_status status = RDT_OK;
 
     *all_out = true;
     for (uint32_t i = 0; i < coll->size && status == RDT_OK; i++) {
         struct rdti_placement said = {.saying = RDTI_PLACEMENT_NONE};
-        status = read_placement(coll, i, &said, err);
+        status = in_place_read_placement(coll, i, &said, err);
         const bool is_placed = said.saying != RDTI_PLACEMENT_NONE;
         *all_out &= is_placed;
         if (i == coll->rank || !is_placed)
             continue;
-        status = read_place(coll, placed, i, &said, err);
+        status = in_place_read_place(coll, placed, i, &said, err);
         if (status == RDT_OK &&
             (placed->remotes[i].len_bytes < coll->block_bytes ||
              placed->offs[i] > placed->remotes[i].len_bytes - coll->block_bytes))
@@ -194,7 +194,7 @@ read_places(struct rdti_coll *coll, struct rdti_placed *placed, bool *all_out,
 }
 
 static rdt_status
-choose_way(struct rdti_coll *coll, struct rdt_error *err)
+in_place_choose_way(struct rdti_coll *coll, struct rdt_error *err)
 {
     bool all_are_placed = false;
 
@@ -202,7 +202,7 @@ choose_way(struct rdti_coll *coll, struct rdt_error *err)
     if (placed == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "%s: no memory for %zu bytes",
                               rdti_coll_name(coll->args.op), sizeof(*placed));
-    const rdt_status status = read_places(coll, placed, &all_are_placed, err);
+    const rdt_status status = in_place_read_places(coll, placed, &all_are_placed, err);
     if (status != RDT_OK || !all_are_placed) {
         free(placed);
         coll->direct.first = 1;
@@ -275,10 +275,10 @@ rdt_status
 rdti_placed_work(struct rdti_coll *coll, void (*work)(struct rdti_coll *coll))
 {
     const struct rdti_team *team = coll->team;
-    struct rdti_place *own = &team->members[coll->rank].board->place;
+    struct rdti_board_flags *own = &team->members[coll->rank].board->place;
     bool may_work = true;
 
-    atomic_store_explicit(&own->is_busy, 1, memory_order_seq_cst); /* see struct rdti_place */
+    atomic_store_explicit(&own->is_busy, 1, memory_order_seq_cst); /* see struct rdti_board_flags */
     for (uint32_t i = 0; i < coll->size; i++)
         if (atomic_load_explicit(&team->members[i].board->place.has_stopped,
                                  memory_order_seq_cst) != 0)
@@ -291,7 +291,7 @@ rdti_placed_work(struct rdti_coll *coll, void (*work)(struct rdti_coll *coll))
 }
 
 static rdt_status
-work_in_place(struct rdti_coll *coll, struct rdt_error *err)
+in_place_work(struct rdti_coll *coll, struct rdt_error *err)
 {
     const rdt_status status = rdti_placed_hold(coll, err);
 
@@ -299,33 +299,33 @@ work_in_place(struct rdti_coll *coll, struct rdt_error *err)
 }
 
 static void
-plan(struct rdti_coll *coll)
+in_place_plan(struct rdti_coll *coll)
 {
-    coll->direct.steps = 2; /* until choose_way() knows */
+    coll->direct.steps = 2; /* until in_place_choose_way() knows */
 }
 
 static rdt_status
-fill(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
+in_place_fill(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 {
     if (step == 0)
-        return announce(coll, err);
+        return in_place_announce(coll, err);
     if (coll->direct.placed != NULL)
-        return work_in_place(coll, err);
+        return in_place_work(coll, err);
     return rdti_shares_fill(coll, step, err);
 }
 
 static rdt_status
-use(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
+in_place_use(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 {
     if (step == 0)
-        return choose_way(coll, err);
+        return in_place_choose_way(coll, err);
     return coll->direct.placed != NULL ? RDT_OK : rdti_shares_use(coll, step, err);
 }
 
-const struct rdti_direct_op rdti_direct_placed = {plan, fill, use};
+const struct rdti_direct_op rdti_direct_placed = {in_place_plan, in_place_fill, in_place_use};
 
 static uint64_t
-patience_ns(const struct rdti_coll *coll)
+in_place_patience_ns(const struct rdti_coll *coll)
 {
     if (coll->timeout_ns < BUSY_LEAST_NS)
         return BUSY_LEAST_NS;
@@ -333,7 +333,7 @@ patience_ns(const struct rdti_coll *coll)
 }
 
 static bool
-is_anybody_at_work(const struct rdti_coll *coll)
+in_place_is_anybody_at_work(const struct rdti_coll *coll)
 {
     const struct rdti_team *team = coll->team;
 
@@ -356,9 +356,10 @@ rdti_placed_is_quiet(struct rdti_coll *coll)
     if (d->stopped_ns == 0) {
         d->stopped_ns = rdti_now_ns();
         atomic_store_explicit(&coll->team->members[coll->rank].board->place.has_stopped, 1,
-                              memory_order_seq_cst); /* see struct rdti_place */
+                              memory_order_seq_cst); /* see struct rdti_board_flags */
     }
-    return !is_anybody_at_work(coll) || rdti_now_ns() - d->stopped_ns >= patience_ns(coll);
+    return !in_place_is_anybody_at_work(coll) ||
+           rdti_now_ns() - d->stopped_ns >= in_place_patience_ns(coll);
 }
 
 void

@@ -86,7 +86,7 @@ rdti_landing_export(const struct rdti_coll *coll, struct rdti_placement *out)
 /* ---- Work ---- */
 
 static void
-gather(struct rdti_coll *coll)
+landing_gather(struct rdti_coll *coll)
 {
     for (uint32_t i = 0; i < coll->size; i++) {
         void *dst = rdti_coll_recv_block(coll, i);
@@ -98,7 +98,7 @@ gather(struct rdti_coll *coll)
 }
 
 static void
-fetch(struct rdti_coll *coll)
+landing_fetch(struct rdti_coll *coll)
 {
     if (coll->rank != coll->args.root)
         rdti_direct_take(coll, coll->args.recv, coll->direct.placed->tensors[coll->args.root],
@@ -107,7 +107,7 @@ fetch(struct rdti_coll *coll)
 
 /* The output may be the member's own block of the input, which only this member reads. */
 static void
-sum_block(struct rdti_coll *coll)
+landing_sum_block(struct rdti_coll *coll)
 {
     const uint64_t off = coll->rank * coll->block_bytes;
     const uint64_t began_ns = rdti_pass_begin(coll->block_bytes);
@@ -131,31 +131,31 @@ sum_block(struct rdti_coll *coll)
 }
 
 static void
-work(struct rdti_coll *coll)
+landing_work(struct rdti_coll *coll)
 {
     switch (coll->args.op) {
     case RDT_COLL_ALLREDUCE:
         rdti_placed_sum_share(coll);
         break;
     case RDT_COLL_REDUCE_SCATTER:
-        sum_block(coll);
+        landing_sum_block(coll);
         break;
     case RDT_COLL_ALLGATHER:
-        gather(coll);
+        landing_gather(coll);
         break;
     default: /* RDT_COLL_BROADCAST */
-        fetch(coll);
+        landing_fetch(coll);
         break;
     }
 }
 
 static rdt_status
-fill(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
+landing_fill(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 {
     uint8_t *payload = rdti_direct_line(coll, coll->rank)->u.payload;
 
     if (step > 0)
-        return coll->direct.placed != NULL ? rdti_placed_work(coll, work)
+        return coll->direct.placed != NULL ? rdti_placed_work(coll, landing_work)
                                            : rdti_shares_fill(coll, step, err);
     rdti_put_u64(payload, coll->direct.number);
     rdti_put_u64(payload + 8, coll->is_aside ? 1 : 0);
@@ -164,7 +164,7 @@ fill(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 
 /* Two persistent collectives of one description have different memory. */
 static rdt_status
-use(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
+landing_use(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 {
     bool is_aside = false;
 
@@ -193,13 +193,13 @@ use(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 }
 
 static void
-plan(struct rdti_coll *coll)
+landing_plan(struct rdti_coll *coll)
 {
     coll->direct.room = RDTI_ROOM_LINE;
     coll->direct.steps = 2;
 }
 
-const struct rdti_direct_op rdti_direct_landed = {plan, fill, use};
+const struct rdti_direct_op rdti_direct_landed = {landing_plan, landing_fill, landing_use};
 
 bool
 rdti_direct_is_landed(const struct rdti_coll *coll)
@@ -210,7 +210,7 @@ rdti_direct_is_landed(const struct rdti_coll *coll)
 /* ---- Binding ---- */
 
 static rdt_status
-take_landing(struct rdti_coll *coll, struct rdti_placed *placed, uint32_t member,
+landing_take(struct rdti_coll *coll, struct rdti_placed *placed, uint32_t member,
              const struct rdti_placement *place, struct rdt_error *err)
 {
     uint64_t len_bytes;
@@ -228,7 +228,7 @@ take_landing(struct rdti_coll *coll, struct rdti_placed *placed, uint32_t member
 
 /* A segment that a peer has just added is on its way. */
 static rdt_status
-hold(struct rdti_coll *coll, struct rdt_error *err)
+landing_hold(struct rdti_coll *coll, struct rdt_error *err)
 {
     rdt_context *ctx = rdt_group_context(coll->group);
     const uint64_t since_ns = rdti_now_ns();
@@ -263,9 +263,9 @@ rdti_landing_bind(struct rdti_coll *coll, const struct rdti_placement *places,
     placed->tensors[coll->rank] = (uint8_t *)(uintptr_t)own;
     for (uint32_t i = 0; i < coll->size && status == RDT_OK; i++)
         if (i != coll->rank)
-            status = take_landing(coll, placed, i, &places[i], err);
+            status = landing_take(coll, placed, i, &places[i], err);
     if (status == RDT_OK)
-        status = hold(coll, err);
+        status = landing_hold(coll, err);
     if (status != RDT_OK) {
         rdti_placed_release(coll);
         return status;

@@ -18,7 +18,7 @@ enum {
 };
 
 static uint64_t
-least(uint64_t a, uint64_t b)
+board_op_least(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
 }
@@ -36,7 +36,7 @@ rdti_direct_piece_len(uint64_t total_bytes, uint64_t piece_bytes, uint64_t step)
 {
     const uint64_t begin = step * piece_bytes;
 
-    return begin >= total_bytes ? 0 : least(total_bytes - begin, piece_bytes);
+    return begin >= total_bytes ? 0 : board_op_least(total_bytes - begin, piece_bytes);
 }
 
 /* A stage in equal shares of whole lines. */
@@ -70,7 +70,7 @@ rdti_direct_fold_stages(struct rdti_coll *coll, uint64_t step, uint64_t stage_of
 }
 
 static void
-plan_blocks(struct rdti_coll *coll)
+board_op_plan_blocks(struct rdti_coll *coll)
 {
     struct rdti_direct *d = &coll->direct;
 
@@ -81,7 +81,7 @@ plan_blocks(struct rdti_coll *coll)
 }
 
 static void
-fill_block(struct rdti_coll *coll, uint64_t step, const void *src)
+board_op_fill_block(struct rdti_coll *coll, uint64_t step, const void *src)
 {
     const uint64_t off = step * coll->direct.piece_bytes;
     const uint64_t len = rdti_direct_piece_len(coll->block_bytes, coll->direct.piece_bytes, step);
@@ -91,7 +91,7 @@ fill_block(struct rdti_coll *coll, uint64_t step, const void *src)
 }
 
 static void
-use_block(struct rdti_coll *coll, uint64_t step, uint32_t member, void *dst)
+board_op_use_block(struct rdti_coll *coll, uint64_t step, uint32_t member, void *dst)
 {
     const uint64_t off = step * coll->direct.piece_bytes;
     const uint64_t len = rdti_direct_piece_len(coll->block_bytes, coll->direct.piece_bytes, step);
@@ -102,18 +102,18 @@ use_block(struct rdti_coll *coll, uint64_t step, uint32_t member, void *dst)
 /* ---- all_reduce in one shot, reduce ---- */
 
 static rdt_status
-fill_send(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
+board_op_fill_send(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 {
     /* The sum of two takes the root's own part from the user's buffer. */
     if (coll->args.op == RDT_COLL_REDUCE && coll->rank == coll->args.root && coll->size == 2)
         return RDT_OK;
-    fill_block(coll, step, coll->args.send);
+    board_op_fill_block(coll, step, coll->args.send);
     (void)err;
     return RDT_OK;
 }
 
 static rdt_status
-use_fold(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
+board_op_use_fold(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 {
     const uint64_t off = step * coll->direct.piece_bytes;
 
@@ -149,7 +149,7 @@ rdti_shares_plan(struct rdti_coll *coll)
 
 /* The share of a member in a chunk, in bytes of the buffers. */
 static uint64_t
-share_at(const struct rdti_coll *coll, uint64_t chunk, uint32_t member, uint64_t *len_out)
+board_op_share_at(const struct rdti_coll *coll, uint64_t chunk, uint32_t member, uint64_t *len_out)
 {
     const uint64_t number = chunk * coll->size + member;
 
@@ -166,11 +166,11 @@ rdti_shares_fill(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
     uint64_t len = 0;
 
     if (chunk > 0) {
-        const uint64_t off = share_at(coll, chunk - 1, coll->rank, &len);
+        const uint64_t off = board_op_share_at(coll, chunk - 1, coll->rank, &len);
         rdti_direct_put(coll, stage + piece * coll->size, rdti_coll_at(coll->args.recv, off), len);
     }
     for (uint32_t i = 0; i < coll->size && step + 1 < coll->direct.steps; i++) {
-        const uint64_t off = share_at(coll, chunk, i, &len);
+        const uint64_t off = board_op_share_at(coll, chunk, i, &len);
         if (i != coll->rank || coll->size > 2)
             rdti_direct_put(coll, stage + piece * i, rdti_coll_at_const(coll->args.send, off), len);
     }
@@ -188,14 +188,14 @@ rdti_shares_use(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 
     (void)err;
     for (uint32_t i = 0; i < coll->size && chunk > 0; i++) {
-        off = share_at(coll, chunk - 1, i, &len);
+        off = board_op_share_at(coll, chunk - 1, i, &len);
         if (i != coll->rank)
             rdti_direct_take(coll, rdti_coll_at(coll->args.recv, off),
                              rdti_direct_stage(coll, i, step) + piece * coll->size, len);
     }
     if (step + 1 == coll->direct.steps)
         return RDT_OK;
-    off = share_at(coll, chunk, coll->rank, &len);
+    off = board_op_share_at(coll, chunk, coll->rank, &len);
     rdti_direct_fold_stages(coll, step, piece * coll->rank, rdti_coll_at(coll->args.recv, off),
                             rdti_coll_at_const(coll->args.send, off), len);
     return RDT_OK;
@@ -204,7 +204,7 @@ rdti_shares_use(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 /* ---- reduce_scatter: a piece of each member's block ---- */
 
 static void
-plan_pieces(struct rdti_coll *coll)
+board_op_plan_pieces(struct rdti_coll *coll)
 {
     struct rdti_direct *d = &coll->direct;
 
@@ -213,7 +213,7 @@ plan_pieces(struct rdti_coll *coll)
 }
 
 static rdt_status
-fill_pieces(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
+board_op_fill_pieces(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 {
     const bool is_reduction = coll->args.op == RDT_COLL_REDUCE_SCATTER;
     const uint64_t piece = coll->direct.piece_bytes;
@@ -234,7 +234,7 @@ fill_pieces(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 }
 
 static rdt_status
-use_fold_piece(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
+board_op_use_fold_piece(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 {
     const uint64_t piece = coll->direct.piece_bytes;
     const uint64_t off = step * piece;
@@ -249,7 +249,7 @@ use_fold_piece(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 /* ---- scatter ---- */
 
 static rdt_status
-use_piece(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
+board_op_use_piece(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 {
     const uint64_t piece = coll->direct.piece_bytes;
     const uint64_t len = rdti_direct_piece_len(coll->block_bytes, piece, step);
@@ -263,26 +263,26 @@ use_piece(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 /* ---- broadcast ---- */
 
 static rdt_status
-fill_root(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
+board_op_fill_root(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 {
     if (coll->rank == coll->args.root)
-        fill_block(coll, step, coll->args.recv);
+        board_op_fill_block(coll, step, coll->args.recv);
     (void)err;
     return RDT_OK;
 }
 
 static rdt_status
-use_root(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
+board_op_use_root(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 {
     (void)err;
-    use_block(coll, step, coll->args.root, coll->args.recv);
+    board_op_use_block(coll, step, coll->args.root, coll->args.recv);
     return RDT_OK;
 }
 
 /* ---- gather ---- */
 
 static rdt_status
-fill_own_block(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
+board_op_fill_own_block(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 {
     const bool is_root = coll->rank == coll->args.root;
 
@@ -290,14 +290,14 @@ fill_own_block(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
         rdti_direct_keep(coll, rdti_coll_recv_block(coll, coll->rank), coll->args.send,
                          coll->block_bytes);
     if (!is_root)
-        fill_block(coll, step, coll->args.send);
+        board_op_fill_block(coll, step, coll->args.send);
     (void)err;
     return RDT_OK;
 }
 
 /* For all_gather: the local block goes to all, and has a place here as well. */
 static rdt_status
-fill_and_keep(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
+board_op_fill_and_keep(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 {
     const uint64_t piece = coll->direct.piece_bytes;
     const uint64_t off = step * piece;
@@ -312,17 +312,17 @@ fill_and_keep(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
     }
     if (step == 0)
         rdti_direct_keep(coll, own, coll->args.send, coll->block_bytes);
-    fill_block(coll, step, coll->args.send);
+    board_op_fill_block(coll, step, coll->args.send);
     return RDT_OK;
 }
 
 static rdt_status
-use_blocks(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
+board_op_use_blocks(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 {
     (void)err;
     for (uint32_t i = 0; i < coll->size; i++)
         if (i != coll->rank)
-            use_block(coll, step, i, rdti_coll_recv_block(coll, i));
+            board_op_use_block(coll, step, i, rdti_coll_recv_block(coll, i));
     return RDT_OK;
 }
 
@@ -336,7 +336,7 @@ use_blocks(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 enum { COUNTS_BYTES = RDTI_TEAM_MAX * sizeof(uint64_t) };
 
 static const void *
-send_to(const struct rdti_coll *coll, uint32_t member, uint64_t *len_out)
+board_op_send_to(const struct rdti_coll *coll, uint32_t member, uint64_t *len_out)
 {
     uint64_t count = 0;
     const void *src = rdti_alltoall_source(coll, member, &count);
@@ -346,7 +346,7 @@ send_to(const struct rdti_coll *coll, uint32_t member, uint64_t *len_out)
 }
 
 static void *
-recv_from(const struct rdti_coll *coll, uint32_t member, uint64_t *len_out)
+board_op_recv_from(const struct rdti_coll *coll, uint32_t member, uint64_t *len_out)
 {
     uint64_t count = 0;
     void *dst = rdti_alltoall_target(coll, member, &count);
@@ -356,45 +356,45 @@ recv_from(const struct rdti_coll *coll, uint32_t member, uint64_t *len_out)
 }
 
 static void
-plan_exchange(struct rdti_coll *coll)
+board_op_plan_exchange(struct rdti_coll *coll)
 {
     struct rdti_direct *d = &coll->direct;
 
     d->piece_bytes = rdti_direct_share_bytes(RDTI_STAGE_BYTES - COUNTS_BYTES, coll->size);
     for (uint32_t i = 0; i < coll->size; i++) {
         uint64_t len = 0;
-        (void)send_to(coll, i, &len);
+        (void)board_op_send_to(coll, i, &len);
         if (i != coll->rank && rdti_direct_steps(len, d->piece_bytes) > d->steps)
             d->steps = rdti_direct_steps(len, d->piece_bytes);
     }
 }
 
 static void
-begin_exchange(struct rdti_coll *coll)
+board_op_begin_exchange(struct rdti_coll *coll)
 {
     uint8_t *counts = rdti_direct_stage(coll, coll->rank, 0);
     uint64_t len = 0;
 
     for (uint32_t i = 0; i < coll->size; i++) {
-        const void *src = send_to(coll, i, &len);
+        const void *src = board_op_send_to(coll, i, &len);
         rdti_put_u64(counts + i * sizeof(uint64_t), len);
         if (i == coll->rank)
-            rdti_direct_keep(coll, recv_from(coll, i, &len), src, len);
+            rdti_direct_keep(coll, board_op_recv_from(coll, i, &len), src, len);
     }
     rdti_direct_line(coll, coll->rank)->u.steps = coll->direct.steps;
 }
 
 static rdt_status
-fill_exchange(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
+board_op_fill_exchange(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 {
     const uint64_t piece = coll->direct.piece_bytes;
     uint8_t *stage = rdti_direct_stage(coll, coll->rank, step) + COUNTS_BYTES;
 
     if (step == 0)
-        begin_exchange(coll);
+        board_op_begin_exchange(coll);
     for (uint32_t i = 0; i < coll->size; i++) {
         uint64_t len = 0;
-        const void *src = send_to(coll, i, &len);
+        const void *src = board_op_send_to(coll, i, &len);
         if (i != coll->rank)
             rdti_direct_put(coll, stage + piece * i, rdti_coll_at_const(src, step * piece),
                             rdti_direct_piece_len(len, piece, step));
@@ -406,14 +406,14 @@ fill_exchange(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 /* A peer's values are not trusted: a size that does not fit is an error, and more ticks than any
  * member can need end at the local deadline. */
 static rdt_status
-agree_on_exchange(struct rdti_coll *coll, struct rdt_error *err)
+board_op_agree_on_exchange(struct rdti_coll *coll, struct rdt_error *err)
 {
     for (uint32_t i = 0; i < coll->size; i++) {
         const uint8_t *counts = rdti_direct_stage(coll, i, 0);
         uint64_t want_bytes = 0;
         if (i == coll->rank)
             continue;
-        (void)recv_from(coll, i, &want_bytes);
+        (void)board_op_recv_from(coll, i, &want_bytes);
         const uint64_t sent_bytes = rdti_get_u64(counts + coll->rank * sizeof(uint64_t));
         if (sent_bytes != want_bytes)
             return rdti_error_set(
@@ -430,18 +430,18 @@ agree_on_exchange(struct rdti_coll *coll, struct rdt_error *err)
 }
 
 static rdt_status
-use_exchange(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
+board_op_use_exchange(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 {
     const uint64_t piece = coll->direct.piece_bytes;
 
     if (step == 0) {
-        const rdt_status status = agree_on_exchange(coll, err);
+        const rdt_status status = board_op_agree_on_exchange(coll, err);
         if (status != RDT_OK)
             return status;
     }
     for (uint32_t i = 0; i < coll->size; i++) {
         uint64_t total = 0;
-        void *dst = recv_from(coll, i, &total);
+        void *dst = board_op_recv_from(coll, i, &total);
         const uint64_t len = rdti_direct_piece_len(total, piece, step);
         if (i != coll->rank)
             rdti_direct_take(coll, rdti_coll_at(dst, step * piece),
@@ -456,17 +456,20 @@ use_exchange(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 const struct rdti_direct_op *
 rdti_direct_op_of(const struct rdti_coll *coll)
 {
-    static const struct rdti_direct_op one_shot = {plan_blocks, fill_send, use_fold};
+    static const struct rdti_direct_op one_shot = {board_op_plan_blocks, board_op_fill_send,
+                                                   board_op_use_fold};
     static const struct rdti_direct_op two_shots = {rdti_shares_plan, rdti_shares_fill,
                                                     rdti_shares_use};
     static const struct rdti_direct_op operations[] = {
-        [RDT_COLL_BROADCAST] = {plan_blocks, fill_root, use_root},
-        [RDT_COLL_REDUCE] = {plan_blocks, fill_send, use_fold},
-        [RDT_COLL_ALLGATHER] = {plan_blocks, fill_and_keep, use_blocks},
-        [RDT_COLL_REDUCE_SCATTER] = {plan_pieces, fill_pieces, use_fold_piece},
-        [RDT_COLL_GATHER] = {plan_blocks, fill_own_block, use_blocks},
-        [RDT_COLL_SCATTER] = {plan_pieces, fill_pieces, use_piece},
-        [RDT_COLL_ALLTOALL] = {plan_exchange, fill_exchange, use_exchange},
+        [RDT_COLL_BROADCAST] = {board_op_plan_blocks, board_op_fill_root, board_op_use_root},
+        [RDT_COLL_REDUCE] = {board_op_plan_blocks, board_op_fill_send, board_op_use_fold},
+        [RDT_COLL_ALLGATHER] = {board_op_plan_blocks, board_op_fill_and_keep, board_op_use_blocks},
+        [RDT_COLL_REDUCE_SCATTER] = {board_op_plan_pieces, board_op_fill_pieces,
+                                     board_op_use_fold_piece},
+        [RDT_COLL_GATHER] = {board_op_plan_blocks, board_op_fill_own_block, board_op_use_blocks},
+        [RDT_COLL_SCATTER] = {board_op_plan_pieces, board_op_fill_pieces, board_op_use_piece},
+        [RDT_COLL_ALLTOALL] = {board_op_plan_exchange, board_op_fill_exchange,
+                               board_op_use_exchange},
         [RDT_COLL_BARRIER] = {NULL, NULL, NULL},
     };
 

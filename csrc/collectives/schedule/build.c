@@ -24,7 +24,7 @@ enum {
 
 /* NULL: no kept memory is to be had. */
 static void *
-kept_temp(struct rdti_coll *coll, uint64_t len_bytes)
+builder_kept_temp(struct rdti_coll *coll, uint64_t len_bytes)
 {
     struct rdti_schedule *s = &coll->schedule;
     /* An identifier, never read: each buffer of a collective is known by an address of its own. */
@@ -42,7 +42,7 @@ kept_temp(struct rdti_coll *coll, uint64_t len_bytes)
  * messages of this size are sent eagerly; or the schedule fails with RDT_EBUSY, as all such memory
  * has a limit. */
 static void *
-owned_temp(struct rdti_coll *coll, uint64_t len_bytes)
+builder_owned_temp(struct rdti_coll *coll, uint64_t len_bytes)
 {
     struct rdti_schedule *s = &coll->schedule;
     rdt_region *region = NULL;
@@ -63,7 +63,7 @@ owned_temp(struct rdti_coll *coll, uint64_t len_bytes)
 }
 
 static void
-free_owned(struct rdti_coll *coll, rdt_region *region)
+builder_free_owned(struct rdti_coll *coll, rdt_region *region)
 {
     if (region == NULL)
         return;
@@ -80,8 +80,8 @@ rdti_schedule_temp(struct rdti_coll *coll, uint64_t len_bytes)
 
     if (s->status != RDT_OK)
         return NULL;
-    temp = coll->is_start && !coll->is_fresh ? owned_temp(coll, len_bytes)
-                                             : kept_temp(coll, len_bytes);
+    temp = coll->is_start && !coll->is_fresh ? builder_owned_temp(coll, len_bytes)
+                                             : builder_kept_temp(coll, len_bytes);
     if (temp != NULL || s->status != RDT_OK)
         return temp;
     /* The size is bounded by a buffer that the caller has, so rounding up cannot overflow. */
@@ -105,7 +105,7 @@ rdti_schedule_end_round(struct rdti_coll *coll)
 
 /* A zeroed step of the current round, or NULL when the schedule has failed. */
 static struct rdti_step *
-add_step(struct rdti_coll *coll, uint32_t kind, uint64_t count)
+builder_add_step(struct rdti_coll *coll, uint32_t kind, uint64_t count)
 {
     struct rdti_schedule *s = &coll->schedule;
 
@@ -128,10 +128,10 @@ add_step(struct rdti_coll *coll, uint32_t kind, uint64_t count)
 }
 
 static struct rdti_step *
-add_message(struct rdti_coll *coll, uint32_t kind, uint32_t peer, uint64_t count)
+builder_add_message(struct rdti_coll *coll, uint32_t kind, uint32_t peer, uint64_t count)
 {
     struct rdti_schedule *s = &coll->schedule;
-    struct rdti_step *step = add_step(coll, kind, count);
+    struct rdti_step *step = builder_add_step(coll, kind, count);
 
     if (step == NULL)
         return NULL;
@@ -148,7 +148,7 @@ add_message(struct rdti_coll *coll, uint32_t kind, uint32_t peer, uint64_t count
 void
 rdti_schedule_send(struct rdti_coll *coll, uint32_t peer, const void *src, uint64_t count)
 {
-    struct rdti_step *step = add_message(coll, RDTI_STEP_SEND, peer, count);
+    struct rdti_step *step = builder_add_message(coll, RDTI_STEP_SEND, peer, count);
 
     if (step != NULL)
         step->lhs = src;
@@ -157,17 +157,17 @@ rdti_schedule_send(struct rdti_coll *coll, uint32_t peer, const void *src, uint6
 void
 rdti_schedule_recv(struct rdti_coll *coll, uint32_t peer, void *dst, uint64_t count)
 {
-    struct rdti_step *step = add_message(coll, RDTI_STEP_RECV, peer, count);
+    struct rdti_step *step = builder_add_message(coll, RDTI_STEP_RECV, peer, count);
 
     if (step != NULL)
         step->landing = dst;
 }
 
 static struct rdti_step *
-add_recv_reduce(struct rdti_coll *coll, uint32_t peer, void *landing, void *dst, const void *lhs,
-                const void *rhs, uint64_t count)
+builder_add_recv_reduce(struct rdti_coll *coll, uint32_t peer, void *landing, void *dst,
+                        const void *lhs, const void *rhs, uint64_t count)
 {
-    struct rdti_step *step = add_message(coll, RDTI_STEP_RECV_REDUCE, peer, count);
+    struct rdti_step *step = builder_add_message(coll, RDTI_STEP_RECV_REDUCE, peer, count);
 
     if (step == NULL)
         return NULL;
@@ -182,12 +182,12 @@ void
 rdti_schedule_recv_reduce(struct rdti_coll *coll, uint32_t peer, void *landing, void *dst,
                           const void *lhs, const void *rhs, uint64_t count)
 {
-    (void)add_recv_reduce(coll, peer, landing, dst, lhs, rhs, count);
+    (void)builder_add_recv_reduce(coll, peer, landing, dst, lhs, rhs, count);
 }
 
 /* Most elements of a piece; the same at all members. */
 static uint64_t
-most_of_piece(const struct rdti_coll *coll)
+builder_most_of_piece(const struct rdti_coll *coll)
 {
     /* A ring sends its neighbour a block for each other member. */
     const uint64_t blocks = coll->args.op == RDT_COLL_REDUCE_SCATTER ? coll->size : 1;
@@ -199,7 +199,7 @@ most_of_piece(const struct rdti_coll *coll)
 uint64_t
 rdti_schedule_landing_bytes(const struct rdti_coll *coll, uint64_t count)
 {
-    const uint64_t most = PIECES_AT_ONCE * most_of_piece(coll);
+    const uint64_t most = PIECES_AT_ONCE * builder_most_of_piece(coll);
 
     return (count < most ? count : most) * coll->elem_bytes;
 }
@@ -213,10 +213,10 @@ struct cut {
 /* Pieces of equal length: a short rest after full ones would be sent eagerly, which is a copy. An
  * operand of no elements is a message as well. */
 static struct cut
-cut_of(const struct rdti_coll *coll, uint64_t count)
+builder_cut_of(const struct rdti_coll *coll, uint64_t count)
 {
     const uint64_t granule = PIECE_ALIGNMENT / coll->elem_bytes;
-    const uint64_t most = most_of_piece(coll);
+    const uint64_t most = builder_most_of_piece(coll);
     const uint64_t wanted = count == 0 ? 1 : (count - 1) / most + 1;
     const uint64_t share = count / wanted + (count % wanted != 0);
     const uint64_t piece = (share + granule - 1) / granule * granule;
@@ -227,7 +227,7 @@ cut_of(const struct rdti_coll *coll, uint64_t count)
 }
 
 static uint64_t
-count_of_piece(const struct cut *cut, uint64_t count, uint64_t number)
+builder_count_of_piece(const struct cut *cut, uint64_t count, uint64_t number)
 {
     const uint64_t left = count - number * cut->count;
 
@@ -235,8 +235,8 @@ count_of_piece(const struct cut *cut, uint64_t count, uint64_t number)
 }
 
 static void
-take_piece(struct rdti_coll *coll, const struct rdti_operand_in *in, const struct cut *cut,
-           uint64_t number)
+builder_take_piece(struct rdti_coll *coll, const struct rdti_operand_in *in, const struct cut *cut,
+                   uint64_t number)
 {
     const uint64_t piece_bytes = cut->count * coll->elem_bytes;
     void *landing = rdti_coll_at(in->landing, number % PIECES_AT_ONCE * piece_bytes);
@@ -244,35 +244,36 @@ take_piece(struct rdti_coll *coll, const struct rdti_operand_in *in, const struc
     const void *own = rdti_coll_at_const(in->own, number * piece_bytes);
 
     struct rdti_step *step =
-        add_recv_reduce(coll, in->peer, landing, dst, in->is_own_left ? own : landing,
-                        in->is_own_left ? landing : own, count_of_piece(cut, in->count, number));
+        builder_add_recv_reduce(coll, in->peer, landing, dst, in->is_own_left ? own : landing,
+                                in->is_own_left ? landing : own,
+                                builder_count_of_piece(cut, in->count, number));
     if (step != NULL)
         step->is_last = in->is_last;
 }
 
 static void
-give_piece(struct rdti_coll *coll, const struct rdti_operand_out *out, const struct cut *cut,
-           uint64_t number)
+builder_give_piece(struct rdti_coll *coll, const struct rdti_operand_out *out,
+                   const struct cut *cut, uint64_t number)
 {
     const void *src = rdti_coll_at_const(out->src, number * cut->count * coll->elem_bytes);
 
-    rdti_schedule_send(coll, out->peer, src, count_of_piece(cut, out->count, number));
+    rdti_schedule_send(coll, out->peer, src, builder_count_of_piece(cut, out->count, number));
 }
 
 void
 rdti_schedule_operands(struct rdti_coll *coll, const struct rdti_operand_in *in,
                        const struct rdti_operand_out *out)
 {
-    const struct cut ins = in != NULL ? cut_of(coll, in->count) : (struct cut){0};
-    const struct cut outs = out != NULL ? cut_of(coll, out->count) : (struct cut){0};
+    const struct cut ins = in != NULL ? builder_cut_of(coll, in->count) : (struct cut){0};
+    const struct cut outs = out != NULL ? builder_cut_of(coll, out->count) : (struct cut){0};
 
     if (coll->schedule.status != RDT_OK) /* its memory is not there */
         return;
     for (uint64_t first = 0; first < ins.pieces || first < outs.pieces; first += PIECES_AT_ONCE) {
         for (uint64_t i = first; i < first + PIECES_AT_ONCE && i < ins.pieces; i++)
-            take_piece(coll, in, &ins, i);
+            builder_take_piece(coll, in, &ins, i);
         for (uint64_t i = first; i < first + PIECES_AT_ONCE && i < outs.pieces; i++)
-            give_piece(coll, out, &outs, i);
+            builder_give_piece(coll, out, &outs, i);
         rdti_schedule_end_round(coll);
     }
 }
@@ -281,7 +282,7 @@ void
 rdti_schedule_reduce(struct rdti_coll *coll, void *dst, const void *lhs, const void *rhs,
                      uint64_t count, bool is_last)
 {
-    struct rdti_step *step = add_step(coll, RDTI_STEP_REDUCE, count);
+    struct rdti_step *step = builder_add_step(coll, RDTI_STEP_REDUCE, count);
 
     if (step == NULL)
         return;
@@ -294,7 +295,7 @@ rdti_schedule_reduce(struct rdti_coll *coll, void *dst, const void *lhs, const v
 void
 rdti_schedule_fold(struct rdti_coll *coll, void *dst, const uint8_t *const *in, uint64_t count)
 {
-    struct rdti_step *step = add_step(coll, RDTI_STEP_FOLD, count);
+    struct rdti_step *step = builder_add_step(coll, RDTI_STEP_FOLD, count);
 
     if (step == NULL)
         return;
@@ -305,7 +306,7 @@ rdti_schedule_fold(struct rdti_coll *coll, void *dst, const uint8_t *const *in, 
 void
 rdti_schedule_divide(struct rdti_coll *coll, void *dst, const void *src, uint64_t count)
 {
-    struct rdti_step *step = add_step(coll, RDTI_STEP_DIVIDE, count);
+    struct rdti_step *step = builder_add_step(coll, RDTI_STEP_DIVIDE, count);
 
     if (step == NULL)
         return;
@@ -318,7 +319,7 @@ rdti_schedule_copy(struct rdti_coll *coll, void *dst, const void *src, uint64_t 
 {
     if (dst == src || count == 0)
         return;
-    struct rdti_step *step = add_step(coll, RDTI_STEP_COPY, count);
+    struct rdti_step *step = builder_add_step(coll, RDTI_STEP_COPY, count);
     if (step == NULL)
         return;
     step->dst = dst;
@@ -330,7 +331,7 @@ rdti_schedule_copy(struct rdti_coll *coll, void *dst, const void *src, uint64_t 
  * task must not do.
  */
 static rdt_status
-open_endpoints(struct rdti_coll *coll, struct rdt_error *err)
+builder_open_endpoints(struct rdti_coll *coll, struct rdt_error *err)
 {
     const struct rdti_schedule *s = &coll->schedule;
 
@@ -371,7 +372,7 @@ rdti_schedule_prepare(struct rdti_coll *coll, void (*build)(struct rdti_coll *co
         status = rdti_error_set(err, s->status, 0, "%s: %u ranks exchange too many messages",
                                 rdti_coll_name(coll->args.op), coll->size);
     else
-        status = open_endpoints(coll, err);
+        status = builder_open_endpoints(coll, err);
     if (status != RDT_OK) {
         rdti_schedule_release(coll);
         return status;
@@ -404,7 +405,7 @@ rdti_schedule_release(struct rdti_coll *coll)
     for (uint32_t i = 0; i < s->temp_count; i++) {
         if (s->kept[i] != NULL)
             rdti_temps_give(s->kept[i]);
-        free_owned(coll, s->owned[i]);
+        builder_free_owned(coll, s->owned[i]);
         free(s->temps[i]);
     }
     free(s->ordinals);

@@ -11,7 +11,7 @@
  * same bits, whatever the operation.
  */
 static void
-build_allreduce_doubling(struct rdti_coll *coll)
+doubling_build_allreduce(struct rdti_coll *coll)
 {
     const uint64_t count = coll->args.count;
     const uint32_t rank = coll->rank;
@@ -55,7 +55,7 @@ build_allreduce_doubling(struct rdti_coll *coll)
 
 /* After round k a rank knows that the 2^(k+1) - 1 ranks before it have come. */
 static void
-build_barrier_dissemination(struct rdti_coll *coll)
+doubling_build_barrier(struct rdti_coll *coll)
 {
     for (uint64_t distance = 1; distance < coll->size; distance *= 2) {
         rdti_schedule_recv(coll, rdti_coll_before(coll, (uint32_t)distance), NULL, 0);
@@ -64,5 +64,5 @@ build_barrier_dissemination(struct rdti_coll *coll)
     }
 }
 
-RDTI_SCHEDULE_ALGORITHM(allreduce_doubling, "doubling");
-RDTI_SCHEDULE_ALGORITHM(barrier_dissemination, "dissemination");
+RDTI_SCHEDULE_ALGORITHM(allreduce_doubling, "doubling", doubling_build_allreduce);
+RDTI_SCHEDULE_ALGORITHM(barrier_dissemination, "dissemination", doubling_build_barrier);

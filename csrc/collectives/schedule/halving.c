@@ -9,7 +9,7 @@ enum { SHARE_ALIGNMENT_BYTES = 64 /* as chunks of rings: no two ranks share a ca
 
 /* Where share `number` of `shares` begins, in elements. */
 static uint64_t
-share_begin(const struct rdti_coll *coll, uint32_t shares, uint32_t number)
+halving_share_begin(const struct rdti_coll *coll, uint32_t shares, uint32_t number)
 {
     const uint64_t granule = SHARE_ALIGNMENT_BYTES / coll->elem_bytes;
     const uint64_t count = coll->args.count;
@@ -26,16 +26,16 @@ struct part {
 };
 
 static struct part
-part_of(const struct rdti_coll *coll, uint32_t players, uint32_t first, uint32_t shares)
+halving_part_of(const struct rdti_coll *coll, uint32_t players, uint32_t first, uint32_t shares)
 {
-    const uint64_t begin = share_begin(coll, players, first);
+    const uint64_t begin = halving_share_begin(coll, players, first);
 
     return (struct part){begin * coll->elem_bytes,
-                         share_begin(coll, players, first + shares) - begin};
+                         halving_share_begin(coll, players, first + shares) - begin};
 }
 
 static uint32_t
-rank_of_player(uint32_t player, uint32_t extra)
+halving_rank_of_player(uint32_t player, uint32_t extra)
 {
     return player < extra ? 2 * player + 1 : player + extra;
 }
@@ -43,8 +43,8 @@ rank_of_player(uint32_t player, uint32_t extra)
 /* In each round half of what a player still sums goes to its partner; both compute "lower op
  * upper" of their own half. Returns where the sums are. */
 static const void *
-build_halving(struct rdti_coll *coll, uint32_t player, uint32_t players, uint32_t extra,
-              void *landing, const void *sum)
+halving_build_halving(struct rdti_coll *coll, uint32_t player, uint32_t players, uint32_t extra,
+                      void *landing, const void *sum)
 {
     void *recv = coll->args.recv;
     uint32_t first = 0;
@@ -53,9 +53,10 @@ build_halving(struct rdti_coll *coll, uint32_t player, uint32_t players, uint32_
         const uint32_t other = player ^ half;
         const bool is_upper = (player & half) != 0;
         const uint32_t keep_from = first + (is_upper ? half : 0);
-        const struct part keep = part_of(coll, players, keep_from, half);
-        const struct part give = part_of(coll, players, first + (is_upper ? 0 : half), half);
-        const uint32_t peer = rank_of_player(other, extra);
+        const struct part keep = halving_part_of(coll, players, keep_from, half);
+        const struct part give =
+            halving_part_of(coll, players, first + (is_upper ? 0 : half), half);
+        const uint32_t peer = halving_rank_of_player(other, extra);
         const struct rdti_operand_in in = {.peer = peer,
                                            .landing = landing,
                                            .dst = rdti_coll_at(recv, keep.off_bytes),
@@ -74,13 +75,13 @@ build_halving(struct rdti_coll *coll, uint32_t player, uint32_t players, uint32_
 }
 
 static void
-build_doubling(struct rdti_coll *coll, uint32_t player, uint32_t players, uint32_t extra)
+halving_build_doubling(struct rdti_coll *coll, uint32_t player, uint32_t players, uint32_t extra)
 {
     for (uint32_t half = 1; half < players; half *= 2) {
         const uint32_t first = player & ~(half - 1);
-        const struct part give = part_of(coll, players, first, half);
-        const struct part take = part_of(coll, players, first ^ half, half);
-        const uint32_t peer = rank_of_player(player ^ half, extra);
+        const struct part give = halving_part_of(coll, players, first, half);
+        const struct part take = halving_part_of(coll, players, first ^ half, half);
+        const uint32_t peer = halving_rank_of_player(player ^ half, extra);
         rdti_schedule_recv(coll, peer, rdti_coll_at(coll->args.recv, take.off_bytes), take.count);
         rdti_schedule_send(coll, peer, rdti_coll_at(coll->args.recv, give.off_bytes), give.count);
         rdti_schedule_end_round(coll);
@@ -89,7 +90,7 @@ build_doubling(struct rdti_coll *coll, uint32_t player, uint32_t players, uint32
 
 /* With 2^k + extra ranks, the first 2 * extra ranks join in pairs before and part after. */
 static void
-build_allreduce_halving(struct rdti_coll *coll)
+halving_build_allreduce(struct rdti_coll *coll)
 {
     const uint64_t count = coll->args.count;
     const uint32_t rank = coll->rank;
@@ -102,9 +103,8 @@ build_allreduce_halving(struct rdti_coll *coll)
     const uint32_t extra = coll->size - players;
     const bool is_paired = rank < 2 * extra;
     /* A rank that joins sends all of it, a partner half; the lower half is the larger one. */
-    const uint64_t landing_bytes =
-        rdti_schedule_landing_bytes(coll, is_paired ? count
-                                                    : part_of(coll, players, 0, players / 2).count);
+    const uint64_t landing_bytes = rdti_schedule_landing_bytes(
+        coll, is_paired ? count : halving_part_of(coll, players, 0, players / 2).count);
     if (is_paired && rank % 2 == 0) {
         const struct rdti_operand_out out = {.peer = rank + 1, .src = sum, .count = count};
         rdti_schedule_operands(coll, NULL, &out);
@@ -119,11 +119,11 @@ build_allreduce_halving(struct rdti_coll *coll)
         sum = recv;
     }
     const uint32_t player = is_paired ? rank / 2 : rank - extra;
-    sum = build_halving(coll, player, players, extra, landing, sum);
+    sum = halving_build_halving(coll, player, players, extra, landing, sum);
     rdti_schedule_copy(coll, recv, sum, count); /* of a group of one, whose average it is, too */
-    build_doubling(coll, player, players, extra);
+    halving_build_doubling(coll, player, players, extra);
     if (is_paired)
         rdti_schedule_send(coll, rank - 1, recv, count);
 }
 
-RDTI_SCHEDULE_ALGORITHM(allreduce_halving, "halving-doubling");
+RDTI_SCHEDULE_ALGORITHM(allreduce_halving, "halving-doubling", halving_build_allreduce);

@@ -7,41 +7,41 @@
 #include "collectives/collective.h"
 #include "collectives/schedule/schedule.h"
 
-struct share {
+struct ordered_share {
     uint64_t off_bytes;
     uint64_t count;
 };
 
 /* As the chunks of a ring. */
-static struct share
-share_of(const struct rdti_coll *coll, uint32_t member)
+static struct ordered_share
+ordered_share_of(const struct rdti_coll *coll, uint32_t member)
 {
     const uint64_t count = coll->args.count;
     const uint64_t begin = rdti_ring_chunk_begin(count, coll->elem_bytes, coll->size, member);
     const uint64_t end = rdti_ring_chunk_begin(count, coll->elem_bytes, coll->size, member + 1);
 
-    return (struct share){begin * coll->elem_bytes, end - begin};
+    return (struct ordered_share){begin * coll->elem_bytes, end - begin};
 }
 
 /* The part of the local input for a member's sum, and its size. */
 static const void *
-given(const struct rdti_coll *coll, uint32_t member, uint64_t *count_out)
+ordered_given(const struct rdti_coll *coll, uint32_t member, uint64_t *count_out)
 {
     if (coll->args.op == RDT_COLL_REDUCE_SCATTER) {
         *count_out = coll->args.count;
         return rdti_coll_send_block(coll, member);
     }
-    const struct share share = share_of(coll, member);
+    const struct ordered_share share = ordered_share_of(coll, member);
     *count_out = share.count;
     return rdti_coll_at_const(coll->args.send, share.off_bytes);
 }
 
 /* Returns the local sum, in memory of the schedule: the input may be where the output goes. */
 static void *
-build_sum(struct rdti_coll *coll)
+ordered_build_sum(struct rdti_coll *coll)
 {
     uint64_t count;
-    const void *own = given(coll, coll->rank, &count);
+    const void *own = ordered_given(coll, coll->rank, &count);
     const uint64_t bytes = count * coll->elem_bytes;
     uint8_t *pieces = rdti_schedule_temp(coll, bytes * coll->size);
     const uint8_t **in = rdti_schedule_temp(coll, coll->size * sizeof(*in));
@@ -58,7 +58,7 @@ build_sum(struct rdti_coll *coll)
     for (uint32_t i = 1; i < coll->size; i++) {
         const uint32_t target = rdti_coll_after(coll, i);
         uint64_t target_count;
-        const void *out = given(coll, target, &target_count);
+        const void *out = ordered_given(coll, target, &target_count);
         rdti_schedule_send(coll, target, out, target_count);
     }
     rdti_schedule_end_round(coll);
@@ -67,15 +67,15 @@ build_sum(struct rdti_coll *coll)
 }
 
 static void
-build_allreduce_ordered(struct rdti_coll *coll)
+ordered_build_allreduce(struct rdti_coll *coll)
 {
-    const struct share own = share_of(coll, coll->rank);
-    const void *sum = build_sum(coll);
+    const struct ordered_share own = ordered_share_of(coll, coll->rank);
+    const void *sum = ordered_build_sum(coll);
 
     rdti_schedule_copy(coll, rdti_coll_at(coll->args.recv, own.off_bytes), sum, own.count);
     for (uint32_t i = 1; i < coll->size; i++) {
         const uint32_t source = rdti_coll_before(coll, i);
-        const struct share share = share_of(coll, source);
+        const struct ordered_share share = ordered_share_of(coll, source);
         rdti_schedule_recv(coll, source, rdti_coll_at(coll->args.recv, share.off_bytes),
                            share.count);
     }
@@ -84,10 +84,10 @@ build_allreduce_ordered(struct rdti_coll *coll)
 }
 
 static void
-build_reduce_ordered(struct rdti_coll *coll)
+ordered_build_reduce(struct rdti_coll *coll)
 {
-    const struct share own = share_of(coll, coll->rank);
-    const void *sum = build_sum(coll);
+    const struct ordered_share own = ordered_share_of(coll, coll->rank);
+    const void *sum = ordered_build_sum(coll);
 
     if (coll->rank != coll->args.root) {
         rdti_schedule_send(coll, coll->args.root, sum, own.count);
@@ -96,20 +96,20 @@ build_reduce_ordered(struct rdti_coll *coll)
     rdti_schedule_copy(coll, rdti_coll_at(coll->args.recv, own.off_bytes), sum, own.count);
     for (uint32_t i = 1; i < coll->size; i++) {
         const uint32_t source = rdti_coll_before(coll, i);
-        const struct share share = share_of(coll, source);
+        const struct ordered_share share = ordered_share_of(coll, source);
         rdti_schedule_recv(coll, source, rdti_coll_at(coll->args.recv, share.off_bytes),
                            share.count);
     }
 }
 
 static void
-build_reduce_scatter_ordered(struct rdti_coll *coll)
+ordered_build_reduce_scatter(struct rdti_coll *coll)
 {
-    const void *sum = build_sum(coll);
+    const void *sum = ordered_build_sum(coll);
 
     rdti_schedule_copy(coll, coll->args.recv, sum, coll->args.count);
 }
 
-RDTI_SCHEDULE_ALGORITHM(allreduce_ordered, "in rank order");
-RDTI_SCHEDULE_ALGORITHM(reduce_ordered, "in rank order");
-RDTI_SCHEDULE_ALGORITHM(reduce_scatter_ordered, "in rank order");
+RDTI_SCHEDULE_ALGORITHM(allreduce_ordered, "in rank order", ordered_build_allreduce);
+RDTI_SCHEDULE_ALGORITHM(reduce_ordered, "in rank order", ordered_build_reduce);
+RDTI_SCHEDULE_ALGORITHM(reduce_scatter_ordered, "in rank order", ordered_build_reduce_scatter);

@@ -9,7 +9,7 @@ enum {
 };
 
 static void
-build_allgather_direct(struct rdti_coll *coll)
+pairwise_build_allgather_direct(struct rdti_coll *coll)
 {
     const uint64_t count = coll->args.count;
 
@@ -23,7 +23,7 @@ build_allgather_direct(struct rdti_coll *coll)
 }
 
 static void
-build_gather_direct(struct rdti_coll *coll)
+pairwise_build_gather_direct(struct rdti_coll *coll)
 {
     const uint64_t count = coll->args.count;
 
@@ -39,7 +39,7 @@ build_gather_direct(struct rdti_coll *coll)
 }
 
 static void
-build_scatter_direct(struct rdti_coll *coll)
+pairwise_build_scatter_direct(struct rdti_coll *coll)
 {
     const uint64_t count = coll->args.count;
 
@@ -54,25 +54,27 @@ build_scatter_direct(struct rdti_coll *coll)
     rdti_schedule_copy(coll, coll->args.recv, rdti_coll_send_block(coll, coll->rank), count);
 }
 
-struct piece {
+struct pairwise_piece {
     uint64_t count;
     uint64_t off_bytes; /* in the flat buffer; unused with blocks */
 };
 
-static struct piece
-piece_of(const struct rdti_coll *coll, const uint64_t *counts, const uint64_t *offs,
-         uint32_t member)
+static struct pairwise_piece
+pairwise_piece_of(const struct rdti_coll *coll, const uint64_t *counts, const uint64_t *offs,
+                  uint32_t member)
 {
     if (counts == NULL)
-        return (struct piece){coll->args.count, member * coll->block_bytes};
-    return (struct piece){counts[member], offs == NULL ? 0 : offs[member] * coll->elem_bytes};
+        return (struct pairwise_piece){coll->args.count, member * coll->block_bytes};
+    return (struct pairwise_piece){counts[member],
+                                   offs == NULL ? 0 : offs[member] * coll->elem_bytes};
 }
 
 const void *
 rdti_alltoall_source(const struct rdti_coll *coll, uint32_t member, uint64_t *count_out)
 {
     const struct rdt_coll_args *args = &coll->args;
-    const struct piece piece = piece_of(coll, args->send_counts, args->send_offs, member);
+    const struct pairwise_piece piece =
+        pairwise_piece_of(coll, args->send_counts, args->send_offs, member);
 
     *count_out = piece.count;
     if (args->send_blocks != NULL)
@@ -84,7 +86,8 @@ void *
 rdti_alltoall_target(const struct rdti_coll *coll, uint32_t member, uint64_t *count_out)
 {
     const struct rdt_coll_args *args = &coll->args;
-    const struct piece piece = piece_of(coll, args->recv_counts, args->recv_offs, member);
+    const struct pairwise_piece piece =
+        pairwise_piece_of(coll, args->recv_counts, args->recv_offs, member);
 
     *count_out = piece.count;
     if (args->blocks != NULL)
@@ -93,7 +96,7 @@ rdti_alltoall_target(const struct rdti_coll *coll, uint32_t member, uint64_t *co
 }
 
 static void
-build_alltoall_pairwise(struct rdti_coll *coll)
+pairwise_build_alltoall(struct rdti_coll *coll)
 {
     uint64_t count;
     const void *own = rdti_alltoall_source(coll, coll->rank, &count);
@@ -111,7 +114,7 @@ build_alltoall_pairwise(struct rdti_coll *coll)
     }
 }
 
-RDTI_SCHEDULE_ALGORITHM(allgather_direct, "direct");
-RDTI_SCHEDULE_ALGORITHM(gather_direct, "direct");
-RDTI_SCHEDULE_ALGORITHM(scatter_direct, "direct");
-RDTI_SCHEDULE_ALGORITHM(alltoall_pairwise, "pairwise");
+RDTI_SCHEDULE_ALGORITHM(allgather_direct, "direct", pairwise_build_allgather_direct);
+RDTI_SCHEDULE_ALGORITHM(gather_direct, "direct", pairwise_build_gather_direct);
+RDTI_SCHEDULE_ALGORITHM(scatter_direct, "direct", pairwise_build_scatter_direct);
+RDTI_SCHEDULE_ALGORITHM(alltoall_pairwise, "pairwise", pairwise_build_alltoall);

@@ -19,15 +19,15 @@ rdti_ring_chunk_begin(uint64_t count, uint64_t elem_bytes, uint32_t size, uint32
 }
 
 static uint64_t
-chunk_begin(const struct rdti_coll *coll, uint32_t chunk)
+ring_chunk_begin(const struct rdti_coll *coll, uint32_t chunk)
 {
     return rdti_ring_chunk_begin(coll->args.count, coll->elem_bytes, coll->size, chunk);
 }
 
 static uint64_t
-chunk_count(const struct rdti_coll *coll, uint32_t chunk)
+ring_chunk_count(const struct rdti_coll *coll, uint32_t chunk)
 {
-    return chunk_begin(coll, chunk + 1) - chunk_begin(coll, chunk);
+    return ring_chunk_begin(coll, chunk + 1) - ring_chunk_begin(coll, chunk);
 }
 
 /*
@@ -35,7 +35,7 @@ chunk_count(const struct rdti_coll *coll, uint32_t chunk)
  * at rank c, "partial op own" at each: one rank completes each chunk, and all get its bits.
  */
 static void
-build_allreduce_ring(struct rdti_coll *coll)
+ring_build_allreduce(struct rdti_coll *coll)
 {
     const uint32_t n = coll->size;
     const uint32_t next = rdti_coll_after(coll, 1);
@@ -43,24 +43,25 @@ build_allreduce_ring(struct rdti_coll *coll)
     const void *send = coll->args.send;
     void *recv = coll->args.recv;
     void *landing =
-        n > 1 ? rdti_schedule_temp(coll, rdti_schedule_landing_bytes(coll, chunk_begin(coll, 1)))
-              : NULL;
+        n > 1
+            ? rdti_schedule_temp(coll, rdti_schedule_landing_bytes(coll, ring_chunk_begin(coll, 1)))
+            : NULL;
 
     for (uint32_t i = 0; i + 1 < n; i++) {
         const uint32_t giving = rdti_coll_before(coll, i + 1);
         const uint32_t taking = rdti_coll_before(coll, i + 2);
-        const uint64_t out_off = chunk_begin(coll, giving) * coll->elem_bytes;
-        const uint64_t in_off = chunk_begin(coll, taking) * coll->elem_bytes;
+        const uint64_t out_off = ring_chunk_begin(coll, giving) * coll->elem_bytes;
+        const uint64_t in_off = ring_chunk_begin(coll, taking) * coll->elem_bytes;
         const struct rdti_operand_in in = {.peer = last,
                                            .landing = landing,
                                            .dst = rdti_coll_at(recv, in_off),
                                            .own = rdti_coll_at_const(send, in_off),
                                            .is_last = i + 2 == n,
-                                           .count = chunk_count(coll, taking)};
+                                           .count = ring_chunk_count(coll, taking)};
         const struct rdti_operand_out out = {.peer = next,
                                              .src =
                                                  rdti_coll_at_const(i == 0 ? send : recv, out_off),
-                                             .count = chunk_count(coll, giving)};
+                                             .count = ring_chunk_count(coll, giving)};
         rdti_schedule_operands(coll, &in, &out);
     }
     if (n == 1) /* whose average it is, too */
@@ -68,18 +69,19 @@ build_allreduce_ring(struct rdti_coll *coll)
     for (uint32_t i = 0; i + 1 < n; i++) {
         const uint32_t out = rdti_coll_before(coll, i);
         const uint32_t in = rdti_coll_before(coll, i + 1);
-        rdti_schedule_recv(coll, last, rdti_coll_at(recv, chunk_begin(coll, in) * coll->elem_bytes),
-                           chunk_count(coll, in));
+        rdti_schedule_recv(coll, last,
+                           rdti_coll_at(recv, ring_chunk_begin(coll, in) * coll->elem_bytes),
+                           ring_chunk_count(coll, in));
         rdti_schedule_send(coll, next,
-                           rdti_coll_at(recv, chunk_begin(coll, out) * coll->elem_bytes),
-                           chunk_count(coll, out));
+                           rdti_coll_at(recv, ring_chunk_begin(coll, out) * coll->elem_bytes),
+                           ring_chunk_count(coll, out));
         rdti_schedule_end_round(coll);
     }
 }
 
 /* A member's block of the input; with `part`, its part of an average, which is made there. */
 static const void *
-own_block(struct rdti_coll *coll, uint32_t member, void *part)
+ring_own_block(struct rdti_coll *coll, uint32_t member, void *part)
 {
     const void *own = rdti_coll_send_block(coll, member);
 
@@ -95,7 +97,7 @@ own_block(struct rdti_coll *coll, uint32_t member, void *part)
  * halves are averaged, each rank divides its own before it adds them.
  */
 static void
-build_reduce_scatter_ring(struct rdti_coll *coll)
+ring_build_reduce_scatter(struct rdti_coll *coll)
 {
     const uint64_t count = coll->args.count;
     const uint32_t n = coll->size;
@@ -107,14 +109,16 @@ build_reduce_scatter_ring(struct rdti_coll *coll)
 
     for (uint32_t i = 0; i < 2 && (i + 2 < n || divides_first); i++)
         sums[i] = rdti_schedule_temp(coll, coll->block_bytes);
-    const void *sent = own_block(coll, rdti_coll_before(coll, 1), divides_first ? sums[1] : NULL);
+    const void *sent =
+        ring_own_block(coll, rdti_coll_before(coll, 1), divides_first ? sums[1] : NULL);
     for (uint32_t i = 0; i + 1 < n; i++) {
         const bool is_last = i + 2 == n;
         const struct rdti_operand_in in = {.peer = rdti_coll_before(coll, 1),
                                            .landing = landing,
                                            .dst = is_last ? coll->args.recv : sums[i % 2],
                                            .own =
-                                               own_block(coll, rdti_coll_before(coll, i + 2), part),
+                                               ring_own_block(coll, rdti_coll_before(coll, i + 2),
+                                                              part),
                                            .is_last = is_last && !divides_first,
                                            .count = count};
         const struct rdti_operand_out out = {.peer = rdti_coll_after(coll, 1),
@@ -128,7 +132,7 @@ build_reduce_scatter_ring(struct rdti_coll *coll)
 }
 
 static void
-build_allgather_ring(struct rdti_coll *coll)
+ring_build_allgather(struct rdti_coll *coll)
 {
     const uint64_t count = coll->args.count;
 
@@ -142,6 +146,6 @@ build_allgather_ring(struct rdti_coll *coll)
     }
 }
 
-RDTI_SCHEDULE_ALGORITHM(allreduce_ring, "ring");
-RDTI_SCHEDULE_ALGORITHM(reduce_scatter_ring, "ring");
-RDTI_SCHEDULE_ALGORITHM(allgather_ring, "ring");
+RDTI_SCHEDULE_ALGORITHM(allreduce_ring, "ring", ring_build_allreduce);
+RDTI_SCHEDULE_ALGORITHM(reduce_scatter_ring, "ring", ring_build_reduce_scatter);
+RDTI_SCHEDULE_ALGORITHM(allgather_ring, "ring", ring_build_allgather);

@@ -19,13 +19,13 @@ enum {
     LATE_RANKS_MAX = 16 /* more than a message names; the others are counted */
 };
 
-/* The order in which a round's steps begin: begin_round(). */
+/* The order in which a round's steps begin: schedule_begin_round(). */
 enum pass { PASS_OFFERS, PASS_RECEIVES, PASS_WRITES };
 
 /* Puts "all_reduce #12, round 2 of 6, receive from rank 3: " before the mailbox's message. */
 static rdt_status
-with_context(const struct rdti_coll *coll, const struct rdti_step *step, rdt_status status,
-             struct rdt_error *err)
+schedule_with_context(const struct rdti_coll *coll, const struct rdti_step *step, rdt_status status,
+                      struct rdt_error *err)
 {
     char said[RDT_ERROR_MESSAGE_BYTES];
     const bool is_send = step->kind == RDTI_STEP_SEND;
@@ -49,7 +49,7 @@ with_context(const struct rdti_coll *coll, const struct rdti_step *step, rdt_sta
 /* Where a receive lands: memory that its source knows, and can write, is better than the user's if
  * that is neither. */
 static void *
-room_of(struct rdti_coll *coll, struct rdti_step *step, uint32_t peer, uint64_t len_bytes)
+schedule_room_of(struct rdti_coll *coll, struct rdti_step *step, uint32_t peer, uint64_t len_bytes)
 {
     if (step->kind == RDTI_STEP_RECV && len_bytes > RDTI_TEMPS_MIN_BYTES &&
         len_bytes <= RDTI_TEMPS_COPY_BYTES &&
@@ -60,17 +60,17 @@ room_of(struct rdti_coll *coll, struct rdti_step *step, uint32_t peer, uint64_t 
 }
 
 static uint64_t
-tag_of(const struct rdti_coll *coll, const struct rdti_step *step)
+schedule_tag_of(const struct rdti_coll *coll, const struct rdti_step *step)
 {
     return TAG_COLLECTIVE | (coll->sequence & TAG_SEQUENCE_MASK) << TAG_SEQUENCE_SHIFT |
            step->ordinal;
 }
 
 static rdt_status
-post_message(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *err)
+schedule_post_message(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *err)
 {
     struct rdt_message_desc desc = rdti_coll_desc(coll);
-    const uint64_t tag = tag_of(coll, step);
+    const uint64_t tag = schedule_tag_of(coll, step);
     const uint64_t len_bytes = step->count * coll->elem_bytes;
     const uint32_t peer = rdti_coll_member(coll, step->peer);
     rdt_status status;
@@ -81,10 +81,11 @@ post_message(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *e
         status = rdt_group_send(coll->group, peer, tag, step->lhs, len_bytes, &desc,
                                 &step->transfer, err);
     else
-        status = rdt_group_recv(coll->group, peer, tag, room_of(coll, step, peer, len_bytes),
-                                len_bytes, &desc, &step->transfer, err);
+        status =
+            rdt_group_recv(coll->group, peer, tag, schedule_room_of(coll, step, peer, len_bytes),
+                           len_bytes, &desc, &step->transfer, err);
     if (status != RDT_OK)
-        return with_context(coll, step, status, err);
+        return schedule_with_context(coll, step, status, err);
     if (step->kind == RDTI_STEP_SEND)
         rdti_team_count_write(coll->team);
     step->is_pending = true;
@@ -93,7 +94,7 @@ post_message(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *e
 }
 
 static void
-reduce(struct rdti_coll *coll, const struct rdti_step *step)
+schedule_reduce(struct rdti_coll *coll, const struct rdti_step *step)
 {
     const uint64_t began_ns = rdti_pass_begin(step->count * coll->elem_bytes);
     const uint8_t *const in[2] = {step->lhs, step->rhs};
@@ -108,7 +109,7 @@ reduce(struct rdti_coll *coll, const struct rdti_step *step)
 }
 
 static rdt_status
-begin_step(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *err)
+schedule_begin_step(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *err)
 {
     const uint64_t len_bytes = step->count * coll->elem_bytes;
     uint64_t began_ns;
@@ -117,7 +118,7 @@ begin_step(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *err
     case RDTI_STEP_REDUCE:
     case RDTI_STEP_FOLD:
     case RDTI_STEP_DIVIDE:
-        reduce(coll, step);
+        schedule_reduce(coll, step);
         return RDT_OK;
     case RDTI_STEP_COPY:
         began_ns = rdti_pass_begin(len_bytes);
@@ -125,47 +126,47 @@ begin_step(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *err
         rdti_team_count_pass(coll->team, RDTI_PASS_COPY, began_ns);
         return RDT_OK;
     default:
-        return post_message(coll, step, err);
+        return schedule_post_message(coll, step, err);
     }
 }
 
 static bool
-is_receive(const struct rdti_step *step)
+schedule_is_receive(const struct rdti_step *step)
 {
     return step->kind == RDTI_STEP_RECV || step->kind == RDTI_STEP_RECV_REDUCE;
 }
 
 /* Its receive was announced: all of it would be on the link before any message posted later. */
 static bool
-is_sent_at_once(const struct rdti_coll *coll, const struct rdti_step *step)
+schedule_is_sent_at_once(const struct rdti_coll *coll, const struct rdti_step *step)
 {
     return step->kind == RDTI_STEP_SEND &&
-           rdt_group_is_told(coll->group, rdti_coll_member(coll, step->peer), tag_of(coll, step),
-                             step->count * coll->elem_bytes) != 0;
+           rdt_group_is_told(coll->group, rdti_coll_member(coll, step->peer),
+                             schedule_tag_of(coll, step), step->count * coll->elem_bytes) != 0;
 }
 
 static bool
-is_of_pass(const struct rdti_coll *coll, const struct rdti_step *step, enum pass pass)
+schedule_is_of_pass(const struct rdti_coll *coll, const struct rdti_step *step, enum pass pass)
 {
     switch (pass) {
     case PASS_OFFERS:
-        return !is_receive(step) && !is_sent_at_once(coll, step);
+        return !schedule_is_receive(step) && !schedule_is_sent_at_once(coll, step);
     case PASS_RECEIVES:
-        return is_receive(step);
+        return schedule_is_receive(step);
     default:
         return step->kind == RDTI_STEP_SEND && step->transfer == NULL; /* those that were left */
     }
 }
 
 static rdt_status
-begin_pass(struct rdti_coll *coll, uint32_t from, enum pass pass, struct rdt_error *err)
+schedule_begin_pass(struct rdti_coll *coll, uint32_t from, enum pass pass, struct rdt_error *err)
 {
     struct rdti_schedule *s = &coll->schedule;
     rdt_status status = RDT_OK;
 
     for (uint32_t i = from; i < s->next && status == RDT_OK; i++)
-        if (is_of_pass(coll, &s->steps[i], pass))
-            status = begin_step(coll, &s->steps[i], err);
+        if (schedule_is_of_pass(coll, &s->steps[i], pass))
+            status = schedule_begin_step(coll, &s->steps[i], err);
     return status;
 }
 
@@ -181,7 +182,7 @@ begin_pass(struct rdti_coll *coll, uint32_t from, enum pass pass, struct rdt_err
  * one of its group.
  */
 static rdt_status
-begin_round(struct rdti_coll *coll, struct rdt_error *err)
+schedule_begin_round(struct rdti_coll *coll, struct rdt_error *err)
 {
     struct rdti_schedule *s = &coll->schedule;
     const uint32_t round = s->steps[s->next].round;
@@ -191,7 +192,7 @@ begin_round(struct rdti_coll *coll, struct rdt_error *err)
         s->next++;
     rdt_status status = RDT_OK;
     for (uint32_t pass = PASS_OFFERS; pass <= PASS_WRITES && status == RDT_OK; pass++)
-        status = begin_pass(coll, begin, (enum pass)pass, err);
+        status = schedule_begin_pass(coll, begin, (enum pass)pass, err);
     for (uint32_t i = s->previous; i < begin; i++) {
         rdt_transfer_free(s->steps[i].transfer);
         s->steps[i].transfer = NULL;
@@ -202,7 +203,7 @@ begin_round(struct rdti_coll *coll, struct rdt_error *err)
 }
 
 static void
-hand_over(struct rdti_coll *coll, struct rdti_step *step, uint64_t len_bytes)
+schedule_hand_over(struct rdti_coll *coll, struct rdti_step *step, uint64_t len_bytes)
 {
     const struct rdt_counters done = {.struct_size = sizeof(done), .copied_bytes = len_bytes};
     const uint64_t began_ns = rdti_pass_begin(len_bytes);
@@ -216,7 +217,7 @@ hand_over(struct rdti_coll *coll, struct rdti_step *step, uint64_t len_bytes)
 
 /* A message of the current round has ended well. */
 static rdt_status
-end_message(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *err)
+schedule_end_message(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *err)
 {
     const uint64_t want_bytes = step->count * coll->elem_bytes;
 
@@ -227,18 +228,18 @@ end_message(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *er
         const rdt_status status =
             rdti_error_set(err, RDT_EMISMATCH, 0, "it sent %llu bytes where %llu were expected",
                            (unsigned long long)got_bytes, (unsigned long long)want_bytes);
-        return with_context(coll, step, status, err);
+        return schedule_with_context(coll, step, status, err);
     }
     if (step->kind == RDTI_STEP_RECV_REDUCE)
-        reduce(coll, step);
+        schedule_reduce(coll, step);
     else if (step->kept != NULL)
-        hand_over(coll, step, want_bytes);
+        schedule_hand_over(coll, step, want_bytes);
     return RDT_OK;
 }
 
 /* Tests everything in flight. RDT_OK: the round is over. */
 static rdt_status
-test_round(struct rdti_coll *coll, struct rdt_error *err)
+schedule_test_round(struct rdti_coll *coll, struct rdt_error *err)
 {
     struct rdti_schedule *s = &coll->schedule;
 
@@ -251,8 +252,8 @@ test_round(struct rdti_coll *coll, struct rdt_error *err)
             continue;
         step->is_pending = false;
         s->pending--;
-        status =
-            status == RDT_OK ? end_message(coll, step, err) : with_context(coll, step, status, err);
+        status = status == RDT_OK ? schedule_end_message(coll, step, err)
+                                  : schedule_with_context(coll, step, status, err);
         if (status != RDT_OK)
             return status;
     }
@@ -265,12 +266,12 @@ rdti_schedule_advance(struct rdti_coll *coll, struct rdt_error *err)
     struct rdti_schedule *s = &coll->schedule;
 
     for (;;) {
-        rdt_status status = test_round(coll, err);
+        rdt_status status = schedule_test_round(coll, err);
         if (status != RDT_OK)
             return status;
         if (s->next == s->step_count)
             return RDT_OK;
-        status = begin_round(coll, err);
+        status = schedule_begin_round(coll, err);
         if (status != RDT_OK)
             return status;
     }
@@ -300,7 +301,7 @@ struct late {
 
 /* A peer with several missing pieces is late once. */
 static bool
-is_named(const struct late *late, uint32_t rank)
+schedule_is_named(const struct late *late, uint32_t rank)
 {
     for (uint32_t i = 0; i < late->count && i < LATE_RANKS_MAX; i++)
         if (late->ranks[i] == rank)
@@ -309,7 +310,7 @@ is_named(const struct late *late, uint32_t rank)
 }
 
 static struct late
-find_late(const struct rdti_schedule *s)
+schedule_find_late(const struct rdti_schedule *s)
 {
     struct late late = {0};
 
@@ -318,7 +319,7 @@ find_late(const struct rdti_schedule *s)
     for (uint32_t i = s->first; i < s->next; i++) {
         const struct rdti_step *step = &s->steps[i];
         if (!step->is_pending || (step->kind != RDTI_STEP_SEND) != late.is_receiving ||
-            is_named(&late, step->peer))
+            schedule_is_named(&late, step->peer))
             continue;
         if (late.count < LATE_RANKS_MAX)
             late.ranks[late.count] = step->peer;
@@ -331,7 +332,7 @@ uint32_t
 rdti_schedule_describe(const struct rdti_coll *coll, char *text, size_t cap)
 {
     const struct rdti_schedule *s = &coll->schedule;
-    const struct late late = find_late(s);
+    const struct late late = schedule_find_late(s);
     char ranks[RDTI_COLL_RANKS_BYTES];
 
     rdti_coll_name_ranks(coll, late.ranks, late.count, ranks, sizeof(ranks));

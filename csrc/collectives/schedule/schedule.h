@@ -103,11 +103,11 @@ uint32_t rdti_schedule_describe(const struct rdti_coll *coll, char *text, size_t
 void rdti_schedule_rest(struct rdti_coll *coll);
 void rdti_schedule_release(struct rdti_coll *coll);
 
-/* Defines the algorithm `rdti_<id>` out of the builder `build_<id>()` of the same file. */
-#define RDTI_SCHEDULE_ALGORITHM(id, text)                                         \
+/* Defines the algorithm `rdti_<id>` out of the function `build` of the same file. */
+#define RDTI_SCHEDULE_ALGORITHM(id, text, build)                                  \
     static rdt_status prepare_##id(struct rdti_coll *coll, struct rdt_error *err) \
     {                                                                             \
-        return rdti_schedule_prepare(coll, build_##id, err);                      \
+        return rdti_schedule_prepare(coll, build, err);                           \
     }                                                                             \
     const struct rdti_coll_algorithm rdti_##id = {                                \
         .name = text,                                                             \

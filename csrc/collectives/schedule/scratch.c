@@ -7,7 +7,7 @@
 enum { EMPTY = 0, FREE, TAKEN };
 
 static bool
-take_slot(struct rdti_temp *temp, unsigned from)
+scratch_take_slot(struct rdti_temp *temp, unsigned from)
 {
     /* acquire: sees what its last holder did; pairs with the releases below */
     return atomic_compare_exchange_strong_explicit(&temp->state, &from, TAKEN, memory_order_acquire,
@@ -15,7 +15,7 @@ take_slot(struct rdti_temp *temp, unsigned from)
 }
 
 static void
-leave_slot(struct rdti_temp *temp)
+scratch_leave_slot(struct rdti_temp *temp)
 {
     const unsigned state = temp->region != NULL ? FREE : EMPTY;
 
@@ -24,7 +24,7 @@ leave_slot(struct rdti_temp *temp)
 
 /* Call with the slot taken. */
 static void
-drop_memory(struct rdti_temp *temp)
+scratch_drop_memory(struct rdti_temp *temp)
 {
     if (temp->region == NULL)
         return;
@@ -45,55 +45,55 @@ rdti_temps_init(struct rdti_temps *temps, uint64_t most_bytes, bool is_repeating
 }
 
 /* A request. */
-struct wish {
+struct scratch_wish {
     const void *tensor;
     uint64_t len_bytes;
 };
 
 static bool
-is_own(const struct rdti_temp *temp, const struct wish *wish)
+scratch_is_own(const struct rdti_temp *temp, const struct scratch_wish *wish)
 {
     return temp->wanted_bytes == wish->len_bytes && temp->tensor == wish->tensor;
 }
 
 /* As many bytes as last time, so that the source knows its place. */
 static bool
-is_same(const struct rdti_temp *temp, const struct wish *wish)
+scratch_is_same(const struct rdti_temp *temp, const struct scratch_wish *wish)
 {
     return temp->wanted_bytes == wish->len_bytes;
 }
 
 /* Not so large that most of it would lie idle. */
 static bool
-fits(const struct rdti_temp *temp, const struct wish *wish)
+scratch_fits(const struct rdti_temp *temp, const struct scratch_wish *wish)
 {
     return temp->len_bytes >= wish->len_bytes && temp->len_bytes / 2 <= wish->len_bytes;
 }
 
 static struct rdti_temp *
-find_free(struct rdti_temps *temps, const struct wish *wish,
-          bool (*suits)(const struct rdti_temp *temp, const struct wish *wish))
+scratch_find_free(struct rdti_temps *temps, const struct scratch_wish *wish,
+                  bool (*suits)(const struct rdti_temp *temp, const struct scratch_wish *wish))
 {
     for (unsigned i = 0; i < RDTI_TEMPS_MAX; i++) {
         struct rdti_temp *temp = &temps->slots[i];
-        if (!take_slot(temp, FREE))
+        if (!scratch_take_slot(temp, FREE))
             continue;
         if (suits(temp, wish))
             return temp;
-        leave_slot(temp);
+        scratch_leave_slot(temp);
     }
     return NULL;
 }
 
 static uint64_t
-kept_bytes(struct rdti_temps *temps)
+scratch_kept_bytes(struct rdti_temps *temps)
 {
     return atomic_load_explicit(&temps->kept_bytes, memory_order_relaxed);
 }
 
 /* Call with the slot taken: whether its memory may make room. */
 static bool
-is_over(const struct rdti_temp *temp)
+scratch_is_over(const struct rdti_temp *temp)
 {
     const uint64_t now = atomic_load_explicit(&temp->temps->takes, memory_order_relaxed);
 
@@ -102,50 +102,50 @@ is_over(const struct rdti_temp *temp)
 
 /* Frees memory until this many bytes more may be kept. False: they may not. */
 static bool
-make_room(struct rdti_temps *temps, uint64_t len_bytes)
+scratch_make_room(struct rdti_temps *temps, uint64_t len_bytes)
 {
     for (unsigned i = 0; i < RDTI_TEMPS_MAX; i++) {
         struct rdti_temp *temp = &temps->slots[i];
-        if (kept_bytes(temps) + len_bytes <= temps->most_bytes)
+        if (scratch_kept_bytes(temps) + len_bytes <= temps->most_bytes)
             break;
-        if (!take_slot(temp, FREE))
+        if (!scratch_take_slot(temp, FREE))
             continue;
-        if (is_over(temp))
-            drop_memory(temp);
-        leave_slot(temp);
+        if (scratch_is_over(temp))
+            scratch_drop_memory(temp);
+        scratch_leave_slot(temp);
     }
-    return kept_bytes(temps) + len_bytes <= temps->most_bytes;
+    return scratch_kept_bytes(temps) + len_bytes <= temps->most_bytes;
 }
 
 static struct rdti_temp *
-find_empty(struct rdti_temps *temps)
+scratch_find_empty(struct rdti_temps *temps)
 {
     for (unsigned i = 0; i < RDTI_TEMPS_MAX; i++)
-        if (take_slot(&temps->slots[i], EMPTY))
+        if (scratch_take_slot(&temps->slots[i], EMPTY))
             return &temps->slots[i];
     return NULL;
 }
 
 /* An empty slot, else one whose memory is not needed. */
 static struct rdti_temp *
-find_any(struct rdti_temps *temps)
+scratch_find_any(struct rdti_temps *temps)
 {
-    struct rdti_temp *temp = find_empty(temps);
+    struct rdti_temp *temp = scratch_find_empty(temps);
 
     for (unsigned i = 0; i < RDTI_TEMPS_MAX && temp == NULL; i++) {
-        if (!take_slot(&temps->slots[i], FREE))
+        if (!scratch_take_slot(&temps->slots[i], FREE))
             continue;
-        if (is_over(&temps->slots[i]))
+        if (scratch_is_over(&temps->slots[i]))
             temp = &temps->slots[i];
         else
-            leave_slot(&temps->slots[i]);
+            scratch_leave_slot(&temps->slots[i]);
     }
     return temp;
 }
 
 /* Remembers a tensor, or, without one, a length. True: it was requested before. */
 static bool
-has_come_again(struct rdti_temps *temps, const void *tensor, uint64_t len_bytes)
+scratch_has_come_again(struct rdti_temps *temps, const void *tensor, uint64_t len_bytes)
 {
     /* The multiplier of a well-known hash: lengths and addresses are round numbers. */
     const uint64_t digest =
@@ -161,14 +161,14 @@ has_come_again(struct rdti_temps *temps, const void *tensor, uint64_t len_bytes)
 
 /* Allocates memory in a slot that the caller holds, or NULL. NULL: no memory; the slot is left. */
 static struct rdti_temp *
-make_memory(struct rdti_temp *temp, rdt_context *ctx, uint64_t len_bytes)
+scratch_make_memory(struct rdti_temp *temp, rdt_context *ctx, uint64_t len_bytes)
 {
     if (temp == NULL)
         return NULL;
-    drop_memory(temp);
+    scratch_drop_memory(temp);
     if (rdt_region_alloc(ctx, len_bytes, 0, &temp->region, NULL) != RDT_OK) {
         temp->region = NULL;
-        leave_slot(temp);
+        scratch_leave_slot(temp);
         return NULL;
     }
     temp->len_bytes = len_bytes;
@@ -179,48 +179,48 @@ make_memory(struct rdti_temp *temp, rdt_context *ctx, uint64_t len_bytes)
 
 /* For a tensor that came again; NULL: single tensors may have no further memory. */
 static struct rdti_temp *
-make_own(struct rdti_temps *temps, rdt_context *ctx, uint64_t len_bytes)
+scratch_make_own(struct rdti_temps *temps, rdt_context *ctx, uint64_t len_bytes)
 {
     const unsigned used = atomic_load_explicit(&temps->used, memory_order_relaxed);
 
-    if (kept_bytes(temps) + len_bytes > RDTI_TEMPS_OWN_BYTES ||
+    if (scratch_kept_bytes(temps) + len_bytes > RDTI_TEMPS_OWN_BYTES ||
         used + RDTI_TEMPS_SPARE >= RDTI_TEMPS_MAX)
         return NULL;
-    return make_memory(find_empty(temps), ctx, len_bytes);
+    return scratch_make_memory(scratch_find_empty(temps), ctx, len_bytes);
 }
 
 /* The memory of some tensor, or new memory. */
 static struct rdti_temp *
-find_or_make(struct rdti_temps *temps, rdt_context *ctx, const struct wish *wish)
+scratch_find_or_make(struct rdti_temps *temps, rdt_context *ctx, const struct scratch_wish *wish)
 {
     const bool is_known =
-        wish->tensor != NULL && has_come_again(temps, wish->tensor, wish->len_bytes);
+        wish->tensor != NULL && scratch_has_come_again(temps, wish->tensor, wish->len_bytes);
     struct rdti_temp *temp = NULL;
 
-    if (temps->is_repeating && !has_come_again(temps, NULL, wish->len_bytes))
+    if (temps->is_repeating && !scratch_has_come_again(temps, NULL, wish->len_bytes))
         return NULL;
     if (is_known)
-        temp = make_own(temps, ctx, wish->len_bytes);
+        temp = scratch_make_own(temps, ctx, wish->len_bytes);
     if (temp == NULL)
-        temp = find_free(temps, wish, is_same);
+        temp = scratch_find_free(temps, wish, scratch_is_same);
     if (temp == NULL)
-        temp = find_free(temps, wish, fits);
-    if (temp == NULL && make_room(temps, wish->len_bytes))
-        temp = make_memory(find_any(temps), ctx, wish->len_bytes);
+        temp = scratch_find_free(temps, wish, scratch_fits);
+    if (temp == NULL && scratch_make_room(temps, wish->len_bytes))
+        temp = scratch_make_memory(scratch_find_any(temps), ctx, wish->len_bytes);
     return temp;
 }
 
 struct rdti_temp *
 rdti_temps_take(struct rdti_temps *temps, rdt_context *ctx, const void *tensor, uint64_t len_bytes)
 {
-    const struct wish wish = {tensor, len_bytes};
+    const struct scratch_wish wish = {tensor, len_bytes};
 
     if (len_bytes <= RDTI_TEMPS_MIN_BYTES || len_bytes > RDTI_TEMPS_MOST_BYTES)
         return NULL;
     const uint64_t now = atomic_fetch_add_explicit(&temps->takes, 1, memory_order_relaxed);
-    struct rdti_temp *temp = find_free(temps, &wish, is_own);
+    struct rdti_temp *temp = scratch_find_free(temps, &wish, scratch_is_own);
     if (temp == NULL)
-        temp = find_or_make(temps, ctx, &wish);
+        temp = scratch_find_or_make(temps, ctx, &wish);
     if (temp == NULL)
         return NULL;
     temp->wanted_bytes = len_bytes;
@@ -238,12 +238,12 @@ rdti_temp_addr(const struct rdti_temp *temp)
 void
 rdti_temps_give(struct rdti_temp *temp)
 {
-    leave_slot(temp);
+    scratch_leave_slot(temp);
 }
 
 void
 rdti_temps_fini(struct rdti_temps *temps)
 {
     for (unsigned i = 0; i < RDTI_TEMPS_MAX; i++)
-        drop_memory(&temps->slots[i]);
+        scratch_drop_memory(&temps->slots[i]);
 }

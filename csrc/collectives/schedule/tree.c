@@ -6,39 +6,41 @@
 #include "collectives/schedule/schedule.h"
 
 static uint32_t
-rank_of(const struct rdti_coll *coll, uint32_t member)
+tree_rank_of(const struct rdti_coll *coll, uint32_t member)
 {
     return (uint32_t)(((uint64_t)coll->args.root + member) % coll->size);
 }
 
 static uint32_t
-member_of(const struct rdti_coll *coll)
+tree_member_of(const struct rdti_coll *coll)
 {
     return (uint32_t)(((uint64_t)coll->rank + coll->size - coll->args.root) % coll->size);
 }
 
 static void
-build_broadcast_binomial(struct rdti_coll *coll)
+tree_build_broadcast_binomial(struct rdti_coll *coll)
 {
     const uint64_t count = coll->args.count;
-    const uint32_t member = member_of(coll);
+    const uint32_t member = tree_member_of(coll);
     uint64_t bit = 1;
 
     while (bit < coll->size && (member & bit) == 0)
         bit <<= 1;
     if (member != 0) {
-        rdti_schedule_recv(coll, rank_of(coll, member - (uint32_t)bit), coll->args.recv, count);
+        rdti_schedule_recv(coll, tree_rank_of(coll, member - (uint32_t)bit), coll->args.recv,
+                           count);
         rdti_schedule_end_round(coll);
     }
     /* The largest subtree first: it has the longest way to go. */
     for (bit >>= 1; bit > 0; bit >>= 1)
         if (member + bit < coll->size)
-            rdti_schedule_send(coll, rank_of(coll, member + (uint32_t)bit), coll->args.recv, count);
+            rdti_schedule_send(coll, tree_rank_of(coll, member + (uint32_t)bit), coll->args.recv,
+                               count);
 }
 
 /* Whether the tree below, which cuts the buffer into a chunk for each member, brings this one. */
 static bool
-has_chunk(const struct rdti_coll *coll, uint32_t member, uint32_t chunk)
+tree_has_chunk(const struct rdti_coll *coll, uint32_t member, uint32_t chunk)
 {
     const uint32_t subtree = member == 0 ? coll->size : member & (0 - member);
 
@@ -47,7 +49,7 @@ has_chunk(const struct rdti_coll *coll, uint32_t member, uint32_t chunk)
 
 /* Where a chunk begins, in elements. */
 static uint64_t
-chunk_begin(const struct rdti_coll *coll, uint32_t chunk)
+tree_chunk_begin(const struct rdti_coll *coll, uint32_t chunk)
 {
     return rdti_ring_chunk_begin(coll->args.count, coll->elem_bytes, coll->size,
                                  chunk < coll->size ? chunk : coll->size);
@@ -55,16 +57,16 @@ chunk_begin(const struct rdti_coll *coll, uint32_t chunk)
 
 /* A message with chunks [first, end), down to a child or from above. */
 static void
-add_chunks(struct rdti_coll *coll, bool is_sent, uint32_t member, uint32_t first, uint32_t end)
+tree_add_chunks(struct rdti_coll *coll, bool is_sent, uint32_t member, uint32_t first, uint32_t end)
 {
-    const uint64_t begin = chunk_begin(coll, first);
-    const uint64_t count = chunk_begin(coll, end) - begin;
+    const uint64_t begin = tree_chunk_begin(coll, first);
+    const uint64_t count = tree_chunk_begin(coll, end) - begin;
     uint8_t *at = rdti_coll_at(coll->args.recv, begin * coll->elem_bytes);
 
     if (is_sent)
-        rdti_schedule_send(coll, rank_of(coll, member), at, count);
+        rdti_schedule_send(coll, tree_rank_of(coll, member), at, count);
     else
-        rdti_schedule_recv(coll, rank_of(coll, member), at, count);
+        rdti_schedule_recv(coll, tree_rank_of(coll, member), at, count);
 }
 
 /*
@@ -73,27 +75,27 @@ add_chunks(struct rdti_coll *coll, bool is_sent, uint32_t member, uint32_t first
  * messages take the edges of the tree above, so that members that disagree on the length learn it.
  */
 static void
-build_broadcast_ring(struct rdti_coll *coll)
+tree_build_broadcast_ring(struct rdti_coll *coll)
 {
     const uint32_t n = coll->size;
-    const uint32_t member = member_of(coll);
+    const uint32_t member = tree_member_of(coll);
     uint32_t bit = 1;
 
     while (bit < n && (member & bit) == 0)
         bit <<= 1;
     if (member != 0)
-        add_chunks(coll, false, member - bit, member, member + bit);
+        tree_add_chunks(coll, false, member - bit, member, member + bit);
     rdti_schedule_end_round(coll);
     for (bit >>= 1; bit > 0; bit >>= 1)
         if (member + bit < n)
-            add_chunks(coll, true, member + bit, member + bit, member + 2 * bit);
+            tree_add_chunks(coll, true, member + bit, member + bit, member + 2 * bit);
     for (uint32_t i = 0; i + 1 < n; i++) {
         const uint32_t out = (member + n - i) % n;
         const uint32_t in = (member + n - i - 1) % n;
-        if (member != 0 && !has_chunk(coll, member, in))
-            add_chunks(coll, false, member - 1, in, in + 1);
-        if (member + 1 != n && !has_chunk(coll, member + 1, out))
-            add_chunks(coll, true, member + 1, out, out + 1);
+        if (member != 0 && !tree_has_chunk(coll, member, in))
+            tree_add_chunks(coll, false, member - 1, in, in + 1);
+        if (member + 1 != n && !tree_has_chunk(coll, member + 1, out))
+            tree_add_chunks(coll, true, member + 1, out, out + 1);
         rdti_schedule_end_round(coll);
     }
 }
@@ -101,10 +103,10 @@ build_broadcast_ring(struct rdti_coll *coll)
 /* Order of summation: a subtree's own values left of those of its children, small children
  * first. */
 static void
-build_reduce_binomial(struct rdti_coll *coll)
+tree_build_reduce_binomial(struct rdti_coll *coll)
 {
     const uint64_t count = coll->args.count;
-    const uint32_t member = member_of(coll);
+    const uint32_t member = tree_member_of(coll);
     const bool is_leaf = (member & 1) != 0 || member + 1 == coll->size;
     const void *sum = coll->args.send;
     void *landing = NULL;
@@ -119,7 +121,7 @@ build_reduce_binomial(struct rdti_coll *coll)
     for (; bit < coll->size && (member & bit) == 0; bit <<= 1) {
         if (member + bit >= coll->size)
             continue;
-        const struct rdti_operand_in in = {.peer = rank_of(coll, member + (uint32_t)bit),
+        const struct rdti_operand_in in = {.peer = tree_rank_of(coll, member + (uint32_t)bit),
                                            .landing = landing,
                                            .dst = work,
                                            .own = sum,
@@ -130,7 +132,7 @@ build_reduce_binomial(struct rdti_coll *coll)
         sum = work;
     }
     if (member != 0) {
-        const struct rdti_operand_out out = {.peer = rank_of(coll, member - (uint32_t)bit),
+        const struct rdti_operand_out out = {.peer = tree_rank_of(coll, member - (uint32_t)bit),
                                              .src = sum,
                                              .count = count};
         rdti_schedule_operands(coll, NULL, &out);
@@ -142,13 +144,13 @@ build_reduce_binomial(struct rdti_coll *coll)
 
 /* The sum goes up to rank 0 and down again; recv is where both leave it. */
 static void
-build_allreduce_tree(struct rdti_coll *coll)
+tree_build_allreduce(struct rdti_coll *coll)
 {
-    build_reduce_binomial(coll);
-    build_broadcast_binomial(coll);
+    tree_build_reduce_binomial(coll);
+    tree_build_broadcast_binomial(coll);
 }
 
-RDTI_SCHEDULE_ALGORITHM(allreduce_tree, "tree");
-RDTI_SCHEDULE_ALGORITHM(broadcast_binomial, "binomial");
-RDTI_SCHEDULE_ALGORITHM(broadcast_ring, "ring");
-RDTI_SCHEDULE_ALGORITHM(reduce_binomial, "binomial");
+RDTI_SCHEDULE_ALGORITHM(allreduce_tree, "tree", tree_build_allreduce);
+RDTI_SCHEDULE_ALGORITHM(broadcast_binomial, "binomial", tree_build_broadcast_binomial);
+RDTI_SCHEDULE_ALGORITHM(broadcast_ring, "ring", tree_build_broadcast_ring);
+RDTI_SCHEDULE_ALGORITHM(reduce_binomial, "binomial", tree_build_reduce_binomial);

@@ -37,7 +37,7 @@ rdti_choice_from_environment(unsigned *out, struct rdt_error *err)
 
 /* Sums made by others than boards and ordered.c have an order of their own. */
 static bool
-keeps_rank_order(unsigned choice)
+choice_keeps_rank_order(unsigned choice)
 {
     return choice == CHOICE_AUTO || choice == CHOICE_MESSAGES || choice == CHOICE_DIRECT;
 }
@@ -54,7 +54,7 @@ rdti_choice_is_ordered(unsigned choice, bool *out, struct rdt_error *err)
     if (strcmp(text, "1") != 0)
         return rdti_error_set(err, RDT_EINVAL, 0,
                               "RDMATENSOR_DETERMINISTIC is '%.40s'; want 0 or 1", text);
-    if (!keeps_rank_order(choice))
+    if (!choice_keeps_rank_order(choice))
         return rdti_error_set(err, RDT_EINVAL, 0,
                               "RDMATENSOR_DETERMINISTIC=1 sums in rank order, which "
                               "RDMATENSOR_ALGO=%s does not; unset one of them",

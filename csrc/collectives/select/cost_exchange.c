@@ -15,7 +15,7 @@
 enum { FAR, NEAR, PARTNERS };
 
 static const char *
-table_path(void)
+cost_exchange_table_path(void)
 {
     const char *path = getenv("RDMATENSOR_COST_TABLE");
 
@@ -28,8 +28,8 @@ rdti_agreement_look(struct rdti_coll *coll, bool *must_measure_out, struct rdt_e
     bool is_there = false;
     rdt_status status = RDT_OK;
 
-    if (coll->rank == 0 && table_path() != NULL)
-        status = rdti_costs_load(table_path(), coll->team->costs, &is_there, err);
+    if (coll->rank == 0 && cost_exchange_table_path() != NULL)
+        status = rdti_costs_load(cost_exchange_table_path(), coll->team->costs, &is_there, err);
     if (status == RDT_OK)
         *must_measure_out = coll->rank == 0 && !is_there;
     return status;
@@ -37,7 +37,7 @@ rdti_agreement_look(struct rdti_coll *coll, bool *must_measure_out, struct rdt_e
 
 /* The first rank that is not on rank 0's host, and the first other that is; 0: there is none. */
 static uint32_t
-partner_of(const struct rdti_coll *coll, unsigned partner)
+cost_exchange_partner_of(const struct rdti_coll *coll, unsigned partner)
 {
     const struct rdti_hosts *hosts = &coll->team->hosts;
 
@@ -57,7 +57,7 @@ rdti_agreement_begin(struct rdti_agreement *a, struct rdti_coll *coll, bool must
     if (coll->rank != 0)
         return RDT_OK;
     const rdt_status status =
-        rdt_group_endpoint(coll->group, partner_of(coll, FAR), &endpoint, err);
+        rdt_group_endpoint(coll->group, cost_exchange_partner_of(coll, FAR), &endpoint, err);
     if (status != RDT_OK)
         return status;
     coll->team->costs->far = rdt_endpoint_transport(endpoint);
@@ -67,7 +67,7 @@ rdti_agreement_begin(struct rdti_agreement *a, struct rdti_coll *coll, bool must
 
 /* Takes over the results of the messages with one partner. */
 static void
-take_result(struct rdti_agreement *a, struct rdti_costs *costs)
+cost_exchange_take_result(struct rdti_agreement *a, struct rdti_costs *costs)
 {
     const struct rdti_path_cost cost = rdti_measure_result(&a->measure);
 
@@ -88,12 +88,13 @@ take_result(struct rdti_agreement *a, struct rdti_costs *costs)
 
 /* Rank 0 measures with each partner in turn; a partner with rank 0; others have nothing to do. */
 static rdt_status
-measure(struct rdti_agreement *a, struct rdti_coll *coll, uint32_t *peer_out, struct rdt_error *err)
+cost_exchange_measure(struct rdti_agreement *a, struct rdti_coll *coll, uint32_t *peer_out,
+                      struct rdt_error *err)
 {
     const bool leads = coll->rank == 0;
 
     for (; a->must_measure && a->partner < PARTNERS; a->partner++) {
-        const uint32_t partner = partner_of(coll, a->partner);
+        const uint32_t partner = cost_exchange_partner_of(coll, a->partner);
         rdt_status status = RDT_OK;
         if (partner == 0 || (!leads && coll->rank != partner))
             continue;
@@ -105,14 +106,15 @@ measure(struct rdti_agreement *a, struct rdti_coll *coll, uint32_t *peer_out, st
         if (status != RDT_OK)
             return status;
         if (leads)
-            take_result(a, coll->team->costs);
+            cost_exchange_take_result(a, coll->team->costs);
         rdti_measure_fini(&a->measure);
     }
     return RDT_OK;
 }
 
 static rdt_status
-tell(struct rdti_agreement *a, struct rdti_coll *coll, uint32_t *peer_out, struct rdt_error *err)
+cost_exchange_tell(struct rdti_agreement *a, struct rdti_coll *coll, uint32_t *peer_out,
+                   struct rdt_error *err)
 {
     const struct rdt_message_desc desc = rdti_coll_desc(coll);
     struct rdti_costs *costs = coll->team->costs;
@@ -123,8 +125,8 @@ tell(struct rdti_agreement *a, struct rdti_coll *coll, uint32_t *peer_out, struc
     if (coll->rank != 0)
         return rdt_group_recv(coll->group, 0, TAG_TABLE, a->table, RDTI_COSTS_BYTES, &desc,
                               &a->transfers[0], err);
-    if (table_path() != NULL && costs->source == RDTI_COSTS_MEASURED)
-        status = rdti_costs_save(table_path(), costs, err);
+    if (cost_exchange_table_path() != NULL && costs->source == RDTI_COSTS_MEASURED)
+        status = rdti_costs_save(cost_exchange_table_path(), costs, err);
     rdti_costs_encode(costs, a->table);
     for (uint32_t i = 1; i < coll->size && status == RDT_OK; i++) {
         *peer_out = i;
@@ -142,9 +144,9 @@ rdti_agreement_advance(struct rdti_agreement *a, struct rdti_coll *coll, uint32_
     rdt_status status = RDT_OK;
 
     if (!a->is_told) {
-        status = measure(a, coll, peer_out, err);
+        status = cost_exchange_measure(a, coll, peer_out, err);
         if (status == RDT_OK)
-            status = tell(a, coll, peer_out, err);
+            status = cost_exchange_tell(a, coll, peer_out, err);
     }
     for (uint32_t i = 0; i < coll->size && status == RDT_OK; i++) {
         if (a->transfers[i] == NULL)

@@ -39,7 +39,7 @@ rdti_costs_source(const struct rdti_costs *costs)
 }
 
 static rdt_status
-accept(const struct rdti_costs *costs, struct rdt_error *err)
+cost_text_accept(const struct rdti_costs *costs, struct rdt_error *err)
 {
     struct rdti_costs clamped = *costs;
 
@@ -51,7 +51,7 @@ accept(const struct rdti_costs *costs, struct rdt_error *err)
 
 /* The values of a file: all but where the table is from and which path leads to other hosts. */
 static uint64_t *
-value_of(struct rdti_costs *costs, unsigned number, char *name, size_t cap)
+cost_text_value_of(struct rdti_costs *costs, unsigned number, char *name, size_t cap)
 {
     static const char *const kinds[] = {"alpha_ns", "beta_ps", "duplex_permille"};
     enum { KINDS = 3 };
@@ -77,7 +77,7 @@ rdti_costs_print(const struct rdti_costs *costs, char *text, size_t cap)
     char name[32];
     int used = 0;
 
-    for (unsigned i = 0; (value = value_of(&copy, i, name, sizeof(name))) != NULL; i++)
+    for (unsigned i = 0; (value = cost_text_value_of(&copy, i, name, sizeof(name))) != NULL; i++)
         used +=
             snprintf((size_t)used < cap ? text + used : NULL,
                      (size_t)used < cap ? cap - (size_t)used : 0, "%s %" PRIu64 "\n", name, *value);
@@ -86,7 +86,7 @@ rdti_costs_print(const struct rdti_costs *costs, char *text, size_t cap)
 
 /* One line; *seen gets the bit of its value. */
 static bool
-read_line(const char *line, struct rdti_costs *costs, uint64_t *seen)
+cost_text_read_line(const char *line, struct rdti_costs *costs, uint64_t *seen)
 {
     char given[32];
     char name[32];
@@ -98,7 +98,7 @@ read_line(const char *line, struct rdti_costs *costs, uint64_t *seen)
         strspn(digits, "0123456789") != strlen(digits))
         return false;
     const uint64_t number = strtoull(digits, NULL, 10); /* too large: the largest, out of range */
-    for (unsigned i = 0; (value = value_of(costs, i, name, sizeof(name))) != NULL; i++) {
+    for (unsigned i = 0; (value = cost_text_value_of(costs, i, name, sizeof(name))) != NULL; i++) {
         if (strcmp(given, name) != 0)
             continue;
         const bool is_new = (*seen >> i & 1) == 0;
@@ -127,11 +127,11 @@ rdti_costs_load(const char *path, struct rdti_costs *out, bool *is_there_out, st
     if (file == NULL)
         return rdti_error_set(err, RDT_EINVAL, 0, "RDMATENSOR_COST_TABLE=%.200s: %s", path,
                               strerror(errno));
-    for (unsigned i = 0; value_of(&costs, i, name, sizeof(name)) != NULL; i++)
+    for (unsigned i = 0; cost_text_value_of(&costs, i, name, sizeof(name)) != NULL; i++)
         all |= UINT64_C(1) << i;
     while (status == RDT_OK && fgets(line, sizeof(line), file) != NULL) {
         number++;
-        if (!read_line(line, &costs, &seen))
+        if (!cost_text_read_line(line, &costs, &seen))
             status = rdti_error_set(err, RDT_EINVAL, 0,
                                     "RDMATENSOR_COST_TABLE=%.200s: line %u is not a name and "
                                     "value of a table of costs, or comes twice",
@@ -142,7 +142,7 @@ rdti_costs_load(const char *path, struct rdti_costs *out, bool *is_there_out, st
         status = rdti_error_set(err, RDT_EINVAL, 0,
                                 "RDMATENSOR_COST_TABLE=%.200s: values are missing", path);
     if (status == RDT_OK)
-        status = accept(&costs, err);
+        status = cost_text_accept(&costs, err);
     if (status == RDT_OK)
         *out = costs;
     return status;

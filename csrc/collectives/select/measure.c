@@ -35,49 +35,50 @@ rdti_measure_init(struct rdti_measure *m, uint32_t peer, bool leads, struct rdt_
 }
 
 static bool
-is_duplex(const struct rdti_measure *m)
+measure_is_duplex(const struct rdti_measure *m)
 {
     return m->step >= RDTI_MEASURE_SMALL + RDTI_MEASURE_LARGE;
 }
 
 static uint64_t
-len_of(const struct rdti_measure *m)
+measure_len_of(const struct rdti_measure *m)
 {
     return m->step < RDTI_MEASURE_SMALL ? SMALL_BYTES : LARGE_BYTES;
 }
 
 static rdt_status
-send_one(struct rdti_measure *m, struct rdti_coll *coll, struct rdt_error *err)
+measure_send_one(struct rdti_measure *m, struct rdti_coll *coll, struct rdt_error *err)
 {
     const struct rdt_message_desc desc = rdti_coll_desc(coll);
 
     m->has_replied = true;
-    return rdt_group_send(coll->group, m->peer, TAG_MEASURE | m->step, m->memory, len_of(m), &desc,
-                          &m->send, err);
+    return rdt_group_send(coll->group, m->peer, TAG_MEASURE | m->step, m->memory, measure_len_of(m),
+                          &desc, &m->send, err);
 }
 
 static rdt_status
-post(struct rdti_measure *m, struct rdti_coll *coll, struct rdt_error *err)
+measure_post(struct rdti_measure *m, struct rdti_coll *coll, struct rdt_error *err)
 {
     const struct rdt_message_desc desc = rdti_coll_desc(coll);
     const rdt_status status =
         rdt_group_recv(coll->group, m->peer, TAG_MEASURE | m->step, m->memory + LARGE_BYTES,
-                       len_of(m), &desc, &m->recv, err);
+                       measure_len_of(m), &desc, &m->recv, err);
 
     m->is_posted = true;
     m->has_replied = false;
     m->began_ns = rdti_now_ns();
-    return status == RDT_OK && (m->leads || is_duplex(m)) ? send_one(m, coll, err) : status;
+    return status == RDT_OK && (m->leads || measure_is_duplex(m)) ? measure_send_one(m, coll, err)
+                                                                  : status;
 }
 
 /* Both are tested: a peer that waits for a message that could not be sent sends nothing. */
 static rdt_status
-exchange(struct rdti_measure *m, struct rdti_coll *coll, struct rdt_error *err)
+measure_exchange(struct rdti_measure *m, struct rdti_coll *coll, struct rdt_error *err)
 {
-    rdt_status status = rdti_coll_end_message(&m->recv, len_of(m), "a measurement", err);
+    rdt_status status = rdti_coll_end_message(&m->recv, measure_len_of(m), "a measurement", err);
 
     if (status == RDT_OK && !m->has_replied)
-        status = send_one(m, coll, err);
+        status = measure_send_one(m, coll, err);
     if (status != RDT_OK && status != RDT_EAGAIN)
         return status;
     const rdt_status sent = rdti_coll_end_message(&m->send, 0, "a measurement", err);
@@ -88,9 +89,9 @@ rdt_status
 rdti_measure_advance(struct rdti_measure *m, struct rdti_coll *coll, struct rdt_error *err)
 {
     for (; m->step < RDTI_MEASURE_STEPS; m->step++) {
-        rdt_status status = m->is_posted ? RDT_OK : post(m, coll, err);
+        rdt_status status = m->is_posted ? RDT_OK : measure_post(m, coll, err);
         if (status == RDT_OK)
-            status = exchange(m, coll, err);
+            status = measure_exchange(m, coll, err);
         if (status != RDT_OK)
             return status;
         m->taken_ns[m->step] = rdti_now_ns() - m->began_ns;
@@ -120,7 +121,7 @@ rdti_measure_fini(struct rdti_measure *m)
 /* Other load on the cores and the wire only adds to a sample: the least is nearest to the path's
  * own cost, also where most of them were disturbed. */
 static uint64_t
-least_of(const uint64_t *values, unsigned count)
+measure_least_of(const uint64_t *values, unsigned count)
 {
     uint64_t least = values[0];
 
@@ -133,10 +134,11 @@ least_of(const uint64_t *values, unsigned count)
 struct rdti_path_cost
 rdti_measure_result(const struct rdti_measure *m)
 {
-    const uint64_t large = least_of(m->taken_ns + RDTI_MEASURE_SMALL, RDTI_MEASURE_LARGE) / 2;
-    uint64_t small = least_of(m->taken_ns, RDTI_MEASURE_SMALL) / 2;
-    const uint64_t both =
-        least_of(m->taken_ns + RDTI_MEASURE_SMALL + RDTI_MEASURE_LARGE, RDTI_MEASURE_DUPLEX);
+    const uint64_t large =
+        measure_least_of(m->taken_ns + RDTI_MEASURE_SMALL, RDTI_MEASURE_LARGE) / 2;
+    uint64_t small = measure_least_of(m->taken_ns, RDTI_MEASURE_SMALL) / 2;
+    const uint64_t both = measure_least_of(m->taken_ns + RDTI_MEASURE_SMALL + RDTI_MEASURE_LARGE,
+                                           RDTI_MEASURE_DUPLEX);
     /* So disturbed that bytes seem to cost nothing, which would favour moving any number of them.
      * Which part of a large message's cost is due to bytes is unknown, so half of it. */
     if (small >= large)
@@ -159,7 +161,7 @@ rdti_measure_copy_ps(const struct rdti_measure *m)
         rdti_stream_copy(m->memory, m->memory + LARGE_BYTES, LARGE_BYTES, UINT64_MAX);
         taken_ns[i] = rdti_now_ns() - began_ns;
     }
-    return least_of(taken_ns, REPEATS) * 1000 / LARGE_BYTES;
+    return measure_least_of(taken_ns, REPEATS) * 1000 / LARGE_BYTES;
 }
 
 uint64_t
@@ -173,5 +175,5 @@ rdti_measure_sum_ps(const struct rdti_measure *m)
         sum(m->memory, m->memory, m->memory + SUM_BYTES, SUM_BYTES / sizeof(float));
         taken_ns[i] = rdti_now_ns() - began_ns;
     }
-    return least_of(taken_ns, REPEATS) * 1000 / SUM_BYTES;
+    return measure_least_of(taken_ns, REPEATS) * 1000 / SUM_BYTES;
 }

@@ -30,14 +30,14 @@ rdti_choice_sums_by_chunk(const struct rdti_coll *coll)
 
 /* NULL: each member is alone on its host. */
 static const struct rdti_hosts *
-hosts_of(const struct rdti_coll *coll)
+select_hosts_of(const struct rdti_coll *coll)
 {
     return rdti_team_verdict(coll->team) == RDTI_VERDICT_HOSTS ? &coll->team->hosts : NULL;
 }
 
 /* NULL: the operation has one algorithm. */
 static const struct rdti_coll_algorithm *
-cheapest(const struct rdti_coll *coll)
+select_cheapest(const struct rdti_coll *coll)
 {
     /* Only a sum must go in a pack as each tensor does alone. */
     const uint64_t len_bytes =
@@ -46,13 +46,14 @@ cheapest(const struct rdti_coll *coll)
     if (coll->team == NULL)
         return rdti_cost_flat(&rdti_costs_built_in, coll->args.op, coll->size, NULL, len_bytes)
             .algorithm;
-    return rdti_cost_flat(coll->team->costs, coll->args.op, coll->size, hosts_of(coll), len_bytes)
+    return rdti_cost_flat(coll->team->costs, coll->args.op, coll->size, select_hosts_of(coll),
+                          len_bytes)
         .algorithm;
 }
 
 /* A small value that is divided before it is summed is 0 in f16; bf16 has the range of a float. */
 static bool
-may_divide_first(const struct rdti_coll *coll)
+select_may_divide_first(const struct rdti_coll *coll)
 {
     return coll->args.dtype != RDT_F16 || !rdti_coll_averages_halves(coll);
 }
@@ -60,18 +61,18 @@ may_divide_first(const struct rdti_coll *coll)
 /* Messages carry inputs alone, so that no partial sum is rounded. Between hosts of several members
  * a ring, which divides first, has so many times fewer bytes. */
 static bool
-sums_inputs(const struct rdti_coll *coll)
+select_sums_inputs(const struct rdti_coll *coll)
 {
     return rdti_coll_averages_halves(coll) && coll->size > 2 &&
-           (!may_divide_first(coll) || coll->args.op != RDT_COLL_REDUCE_SCATTER ||
-            hosts_of(coll) == NULL);
+           (!select_may_divide_first(coll) || coll->args.op != RDT_COLL_REDUCE_SCATTER ||
+            select_hosts_of(coll) == NULL);
 }
 
 /* The operation sums, and has to do so in rank order, or of inputs. NULL: it does not. */
 static const struct rdti_coll_algorithm *
-ordered_of(const struct rdti_coll *coll)
+select_ordered_of(const struct rdti_coll *coll)
 {
-    if (coll->team == NULL || (!coll->team->is_ordered && !sums_inputs(coll)))
+    if (coll->team == NULL || (!coll->team->is_ordered && !select_sums_inputs(coll)))
         return NULL;
     switch (coll->args.op) {
     case RDT_COLL_ALLREDUCE:
@@ -87,7 +88,7 @@ ordered_of(const struct rdti_coll *coll)
 
 /* A forced algorithm counts where the operation has it. */
 static const struct rdti_coll_algorithm *
-choose_messages(const struct rdti_coll *coll, unsigned choice)
+select_choose_messages(const struct rdti_coll *coll, unsigned choice)
 {
     static const struct rdti_coll_algorithm *const forced[][CHOICES] = {
         [RDT_COLL_BROADCAST] = {[CHOICE_RING] = &rdti_broadcast_ring,
@@ -111,17 +112,17 @@ choose_messages(const struct rdti_coll *coll, unsigned choice)
     };
     const uint32_t op = coll->args.op;
 
-    if (ordered_of(coll) != NULL)
-        return ordered_of(coll);
+    if (select_ordered_of(coll) != NULL)
+        return select_ordered_of(coll);
     if (op < sizeof(forced) / sizeof(forced[0]) && forced[op][choice] != NULL)
         return forced[op][choice];
-    const struct rdti_coll_algorithm *algorithm = cheapest(coll);
+    const struct rdti_coll_algorithm *algorithm = select_cheapest(coll);
     return algorithm != NULL ? algorithm : only[op];
 }
 
 /* Messages of a binomial tree that go to another host; by way of hosts there is one for each. */
 static bool
-crosses_more_than_once(const struct rdti_coll *coll)
+select_crosses_more_than_once(const struct rdti_coll *coll)
 {
     const struct rdti_hosts *hosts = &coll->team->hosts;
     uint32_t crossing = 0;
@@ -136,19 +137,19 @@ crosses_more_than_once(const struct rdti_coll *coll)
 }
 
 static bool
-goes_by_hosts(const struct rdti_coll *coll)
+select_goes_by_hosts(const struct rdti_coll *coll)
 {
     const struct rdti_team *team = coll->team;
     const uint64_t bytes = rdti_pack_unit_bytes(coll);
 
     if (team->choice == CHOICE_DIRECT || !rdti_hierarchical_has(coll->args.op) ||
-        !may_divide_first(coll) || (team->is_ordered && ordered_of(coll) != NULL))
+        !select_may_divide_first(coll) || (team->is_ordered && select_ordered_of(coll) != NULL))
         return false;
     if (team->choice == CHOICE_HIERARCHICAL)
         return true;
     if (coll->args.op == RDT_COLL_BROADCAST)
         return bytes >= BROADCAST_BY_HOSTS_MIN_BYTES && bytes <= BROADCAST_BY_HOSTS_MAX_BYTES &&
-               crosses_more_than_once(coll);
+               select_crosses_more_than_once(coll);
     if (coll->args.op != RDT_COLL_ALLREDUCE)
         return true;
     return rdti_cost_by_hosts(team->costs, &team->hosts, bytes).cost_ps <
@@ -157,25 +158,25 @@ goes_by_hosts(const struct rdti_coll *coll)
 
 /* For a group that sends messages. */
 static const struct rdti_coll_algorithm *
-choose_by_costs(const struct rdti_coll *coll)
+select_choose_by_costs(const struct rdti_coll *coll)
 {
-    if (rdti_team_verdict(coll->team) == RDTI_VERDICT_HOSTS && goes_by_hosts(coll))
+    if (rdti_team_verdict(coll->team) == RDTI_VERDICT_HOSTS && select_goes_by_hosts(coll))
         return &rdti_hierarchical;
-    return choose_messages(coll, coll->team->choice);
+    return select_choose_messages(coll, coll->team->choice);
 }
 
 const struct rdti_coll_algorithm *
 rdti_coll_choose(const struct rdti_coll *coll)
 {
     if (coll->team == NULL) /* a group of one */
-        return choose_messages(coll, CHOICE_AUTO);
+        return select_choose_messages(coll, CHOICE_AUTO);
     switch (rdti_team_verdict(coll->team)) {
     case RDTI_VERDICT_DIRECT:
         return &rdti_direct;
     case RDTI_VERDICT_UNDECIDED:
         return &rdti_undecided;
     default: /* RDTI_VERDICT_HOSTS, RDTI_VERDICT_MESSAGES */
-        return choose_by_costs(coll);
+        return select_choose_by_costs(coll);
     }
 }
 
@@ -189,5 +190,5 @@ rdti_choice_at(struct rdti_team *team, uint32_t op, uint64_t len_bytes)
                                    .elem_bytes = 1,
                                    .block_bytes = len_bytes};
 
-    return choose_by_costs(&coll)->name;
+    return select_choose_by_costs(&coll)->name;
 }

@@ -7,7 +7,7 @@
 
 /* Endpoints are opened here because the first use of a member may wait for its address. */
 static rdt_status
-prepare(struct rdti_coll *coll, struct rdt_error *err)
+deferred_prepare(struct rdti_coll *coll, struct rdt_error *err)
 {
     struct rdti_coll *none = NULL;
 
@@ -19,23 +19,24 @@ prepare(struct rdti_coll *coll, struct rdt_error *err)
         if (status != RDT_OK)
             return status;
     }
-    /* relaxed: only the founder's role follows from it; pairs with release() */
+    /* relaxed: only the founder's role follows from it; pairs with deferred_release() */
     (void)atomic_compare_exchange_strong_explicit(&coll->team->founder, &none, coll,
                                                   memory_order_relaxed, memory_order_relaxed);
     return RDT_OK;
 }
 
 static bool
-is_founder(const struct rdti_coll *coll)
+deferred_is_founder(const struct rdti_coll *coll)
 {
-    /* relaxed: pairs with prepare() and release(); only the founder itself acts on it */
+    /* relaxed: pairs with deferred_prepare() and deferred_release(); only the founder itself acts
+     * on it */
     return atomic_load_explicit(&coll->team->founder, memory_order_relaxed) == coll;
 }
 
 static rdt_status
-advance(struct rdti_coll *coll, struct rdt_error *err)
+deferred_advance(struct rdti_coll *coll, struct rdt_error *err)
 {
-    if (is_founder(coll)) {
+    if (deferred_is_founder(coll)) {
         const rdt_status status = rdti_team_found(coll, err);
         if (status != RDT_OK)
             return status;
@@ -55,25 +56,25 @@ advance(struct rdti_coll *coll, struct rdt_error *err)
 }
 
 static bool
-is_quiet(struct rdti_coll *coll)
+deferred_is_quiet(struct rdti_coll *coll)
 {
-    return !is_founder(coll) || rdti_founding_is_quiet(coll);
+    return !deferred_is_founder(coll) || rdti_founding_is_quiet(coll);
 }
 
 static uint32_t
-describe(const struct rdti_coll *coll, char *text, size_t cap)
+deferred_describe(const struct rdti_coll *coll, char *text, size_t cap)
 {
     return rdti_founding_describe(coll, text, cap);
 }
 
 /* A founder that never began leaves the role to the next. */
 static void
-release(struct rdti_coll *coll)
+deferred_release(struct rdti_coll *coll)
 {
     struct rdti_coll *self = coll;
 
-    /* Only the founder may read `founding`. relaxed: pairs with prepare() */
-    if (is_founder(coll) && coll->team->founding == NULL)
+    /* Only the founder may read `founding`. relaxed: pairs with deferred_prepare() */
+    if (deferred_is_founder(coll) && coll->team->founding == NULL)
         (void)atomic_compare_exchange_strong_explicit(&coll->team->founder, &self, NULL,
                                                       memory_order_relaxed, memory_order_relaxed);
 }
@@ -81,9 +82,9 @@ release(struct rdti_coll *coll)
 const struct rdti_coll_algorithm rdti_undecided = {
     .name = "undecided",
     .takes_turns = true,
-    .prepare = prepare,
-    .advance = advance,
-    .is_quiet = is_quiet,
-    .describe = describe,
-    .release = release,
+    .prepare = deferred_prepare,
+    .advance = deferred_advance,
+    .is_quiet = deferred_is_quiet,
+    .describe = deferred_describe,
+    .release = deferred_release,
 };

@@ -31,34 +31,34 @@ struct rdti_hierarchy {
 
 /* ---- Shares ---- */
 
-struct share {
+struct hier_share {
     uint64_t off_bytes;
     uint64_t count;
 };
 
-static struct share
-share_of(const struct rdti_coll *coll, uint32_t rail)
+static struct hier_share
+hier_share_of(const struct rdti_coll *coll, uint32_t rail)
 {
     const uint64_t count = coll->args.count;
     const uint32_t rails = coll->hierarchy->rails;
     const uint64_t begin = rdti_ring_chunk_begin(count, coll->elem_bytes, rails, rail);
     const uint64_t end = rdti_ring_chunk_begin(count, coll->elem_bytes, rails, rail + 1);
 
-    return (struct share){begin * coll->elem_bytes, end - begin};
+    return (struct hier_share){begin * coll->elem_bytes, end - begin};
 }
 
 /* The bytes of a share that are sent in a step, and where in the tensor they are. */
 static uint64_t
-piece_of(const struct rdti_coll *part, uint32_t rail, uint64_t step, uint64_t *off_out)
+hier_piece_of(const struct rdti_coll *part, uint32_t rail, uint64_t step, uint64_t *off_out)
 {
-    const struct share share = share_of(part->whole, rail);
+    const struct hier_share share = hier_share_of(part->whole, rail);
 
     *off_out = share.off_bytes + step * part->direct.piece_bytes;
     return rdti_direct_piece_len(share.count * part->elem_bytes, part->direct.piece_bytes, step);
 }
 
 static void
-plan_steps(struct rdti_coll *part, uint64_t piece_bytes)
+hier_plan_steps(struct rdti_coll *part, uint64_t piece_bytes)
 {
     const struct rdti_coll *whole = part->whole;
 
@@ -67,26 +67,26 @@ plan_steps(struct rdti_coll *part, uint64_t piece_bytes)
         part->direct.room = RDTI_ROOM_LINE;
     /* The first share is never smaller than another. */
     part->direct.steps =
-        rdti_direct_steps(share_of(whole, 0).count * part->elem_bytes, piece_bytes);
+        rdti_direct_steps(hier_share_of(whole, 0).count * part->elem_bytes, piece_bytes);
 }
 
 /* ---- Up: the shares of each member, and the local sum of one of them ---- */
 
 static void
-plan_up(struct rdti_coll *part)
+hier_plan_up(struct rdti_coll *part)
 {
-    plan_steps(part, rdti_direct_share_bytes(RDTI_STAGE_BYTES, part->whole->hierarchy->rails));
+    hier_plan_steps(part, rdti_direct_share_bytes(RDTI_STAGE_BYTES, part->whole->hierarchy->rails));
 }
 
 static rdt_status
-fill_up(struct rdti_coll *part, uint64_t step, struct rdt_error *err)
+hier_fill_up(struct rdti_coll *part, uint64_t step, struct rdt_error *err)
 {
     uint8_t *stage = rdti_direct_stage(part, part->rank, step);
     uint64_t off;
 
     (void)err;
     for (uint32_t rail = 0; rail < part->whole->hierarchy->rails; rail++) {
-        const uint64_t len = piece_of(part, rail, step, &off);
+        const uint64_t len = hier_piece_of(part, rail, step, &off);
         /* The sum of two takes the local part from the user's buffer. */
         if (rail != part->rank || part->size > 2)
             rdti_direct_put(part, stage + rail * part->direct.piece_bytes,
@@ -96,10 +96,10 @@ fill_up(struct rdti_coll *part, uint64_t step, struct rdt_error *err)
 }
 
 static rdt_status
-use_up(struct rdti_coll *part, uint64_t step, struct rdt_error *err)
+hier_use_up(struct rdti_coll *part, uint64_t step, struct rdt_error *err)
 {
     uint64_t off;
-    const uint64_t len = piece_of(part, part->rank, step, &off);
+    const uint64_t len = hier_piece_of(part, part->rank, step, &off);
 
     (void)err;
     rdti_direct_fold_stages(part, step, part->rank * part->direct.piece_bytes,
@@ -111,33 +111,33 @@ use_up(struct rdti_coll *part, uint64_t step, struct rdt_error *err)
 /* ---- Down: each share from the member that has its sum ---- */
 
 static void
-plan_down(struct rdti_coll *part)
+hier_plan_down(struct rdti_coll *part)
 {
-    plan_steps(part, RDTI_STAGE_BYTES);
+    hier_plan_steps(part, RDTI_STAGE_BYTES);
 }
 
 static rdt_status
-fill_down(struct rdti_coll *part, uint64_t step, struct rdt_error *err)
+hier_fill_down(struct rdti_coll *part, uint64_t step, struct rdt_error *err)
 {
     uint64_t off;
 
     (void)err;
     if (part->rank >= part->whole->hierarchy->rails)
         return RDT_OK;
-    const uint64_t len = piece_of(part, part->rank, step, &off);
+    const uint64_t len = hier_piece_of(part, part->rank, step, &off);
     rdti_direct_put(part, rdti_direct_stage(part, part->rank, step),
                     rdti_coll_at(part->args.recv, off), len);
     return RDT_OK;
 }
 
 static rdt_status
-use_down(struct rdti_coll *part, uint64_t step, struct rdt_error *err)
+hier_use_down(struct rdti_coll *part, uint64_t step, struct rdt_error *err)
 {
     uint64_t off;
 
     (void)err;
     for (uint32_t rail = 0; rail < part->whole->hierarchy->rails; rail++) {
-        const uint64_t len = piece_of(part, rail, step, &off);
+        const uint64_t len = hier_piece_of(part, rail, step, &off);
         if (rail != part->rank)
             rdti_direct_take(part, rdti_coll_at(part->args.recv, off),
                              rdti_direct_stage(part, rail, step), len);
@@ -145,14 +145,14 @@ use_down(struct rdti_coll *part, uint64_t step, struct rdt_error *err)
     return RDT_OK;
 }
 
-static const struct rdti_direct_op sum_up = {plan_up, fill_up, use_up};
-static const struct rdti_direct_op sum_down = {plan_down, fill_down, use_down};
+static const struct rdti_direct_op sum_up = {hier_plan_up, hier_fill_up, hier_use_up};
+static const struct rdti_direct_op sum_down = {hier_plan_down, hier_fill_down, hier_use_down};
 static const struct rdti_direct_op nothing = {NULL, NULL, NULL};
 
 /* ---- Parts ---- */
 
 static struct rdti_coll *
-add_part(struct rdti_coll *coll, unsigned number)
+hier_add_part(struct rdti_coll *coll, unsigned number)
 {
     const struct rdti_hosts *hosts = &coll->team->hosts;
     struct rdti_coll *part = &coll->hierarchy->parts[number];
@@ -182,13 +182,13 @@ add_part(struct rdti_coll *coll, unsigned number)
 
 /* Up: one member of this host needs what all have. */
 static void
-add_gathering(struct rdti_coll *coll, const struct rdti_direct_op *op, uint32_t rails)
+hier_add_gathering(struct rdti_coll *coll, const struct rdti_direct_op *op, uint32_t rails)
 {
     struct rdti_coll *part;
 
     if (coll->team->local->size == 1)
         return;
-    part = add_part(coll, PART_UP);
+    part = hier_add_part(coll, PART_UP);
     if (rdti_coll_averages_halves(coll)) {
         part->divide = coll->divide;
         part->divisor = coll->divisor;
@@ -198,15 +198,15 @@ add_gathering(struct rdti_coll *coll, const struct rdti_direct_op *op, uint32_t 
 
 /* Down: all need what one member has, or several. */
 static void
-add_spreading(struct rdti_coll *coll, const struct rdti_direct_op *op, uint32_t rails,
-              uint32_t speaker)
+hier_add_spreading(struct rdti_coll *coll, const struct rdti_direct_op *op, uint32_t rails,
+                   uint32_t speaker)
 {
     enum rdti_direct_needs needs = RDTI_NEEDS_ALL;
     struct rdti_coll *part;
 
     if (coll->team->local->size == 1)
         return;
-    part = add_part(coll, PART_DOWN);
+    part = hier_add_part(coll, PART_DOWN);
     part->args.root = speaker;
     part->direct.is_source = rails == 1 && part->rank == speaker;
     if (rails == 1)
@@ -216,7 +216,7 @@ add_spreading(struct rdti_coll *coll, const struct rdti_direct_op *op, uint32_t 
 
 /* The member of each host that speaks for it on a rail. */
 static void
-choose_speakers(struct rdti_coll *coll, uint32_t rail)
+hier_choose_speakers(struct rdti_coll *coll, uint32_t rail)
 {
     const struct rdti_hosts *hosts = &coll->team->hosts;
 
@@ -225,7 +225,7 @@ choose_speakers(struct rdti_coll *coll, uint32_t rail)
 }
 
 static rdt_status
-prepare_allreduce(struct rdti_coll *coll, struct rdt_error *err)
+hier_prepare_allreduce(struct rdti_coll *coll, struct rdt_error *err)
 {
     struct rdti_hierarchy *h = coll->hierarchy;
     const uint32_t rail = coll->team->hosts.index;
@@ -233,13 +233,13 @@ prepare_allreduce(struct rdti_coll *coll, struct rdt_error *err)
     const struct rdti_cost_plan plan =
         rdti_cost_by_hosts(coll->team->costs, &coll->team->hosts, rdti_pack_unit_bytes(coll));
     h->rails = plan.rails;
-    add_gathering(coll, &sum_up, h->rails);
-    add_spreading(coll, &sum_down, h->rails, 0);
+    hier_add_gathering(coll, &sum_up, h->rails);
+    hier_add_spreading(coll, &sum_down, h->rails, 0);
     if (rail >= h->rails)
         return RDT_OK;
-    choose_speakers(coll, rail);
-    struct rdti_coll *part = add_part(coll, PART_BETWEEN);
-    const struct share share = share_of(coll, rail);
+    hier_choose_speakers(coll, rail);
+    struct rdti_coll *part = hier_add_part(coll, PART_BETWEEN);
+    const struct hier_share share = hier_share_of(coll, rail);
     part->args.count = share.count;
     part->block_bytes = share.count * part->elem_bytes;
     part->args.recv = rdti_coll_at(coll->args.recv, share.off_bytes);
@@ -254,26 +254,26 @@ prepare_allreduce(struct rdti_coll *coll, struct rdt_error *err)
 }
 
 static rdt_status
-prepare_broadcast(struct rdti_coll *coll, struct rdt_error *err)
+hier_prepare_broadcast(struct rdti_coll *coll, struct rdt_error *err)
 {
     const struct rdti_hosts *hosts = &coll->team->hosts;
     const uint32_t root_host = hosts->of[coll->args.root];
     rdt_status status = RDT_OK;
     uint32_t speaker = 0;
 
-    choose_speakers(coll, 0);
+    hier_choose_speakers(coll, 0);
     coll->hierarchy->speakers[root_host] = coll->args.root;
     while (hosts->ranks[hosts->first[hosts->own] + speaker] !=
            coll->hierarchy->speakers[hosts->own])
         speaker++;
     if (hosts->index == speaker) {
-        struct rdti_coll *part = add_part(coll, PART_BETWEEN);
+        struct rdti_coll *part = hier_add_part(coll, PART_BETWEEN);
         part->args.root = root_host;
         part->algorithm = &rdti_broadcast_binomial;
         status = part->algorithm->prepare(part, err);
     }
     if (coll->team->local->size > 1) {
-        struct rdti_coll *part = add_part(coll, PART_DOWN);
+        struct rdti_coll *part = hier_add_part(coll, PART_DOWN);
         part->args.root = speaker;
         (void)part->algorithm->prepare(part, err); /* on boards nothing is prepared that can fail */
     }
@@ -281,22 +281,22 @@ prepare_broadcast(struct rdti_coll *coll, struct rdt_error *err)
 }
 
 static rdt_status
-prepare_barrier(struct rdti_coll *coll, struct rdt_error *err)
+hier_prepare_barrier(struct rdti_coll *coll, struct rdt_error *err)
 {
-    add_gathering(coll, &nothing, 1);
-    add_spreading(coll, &nothing, 1, 0);
+    hier_add_gathering(coll, &nothing, 1);
+    hier_add_spreading(coll, &nothing, 1, 0);
     if (coll->team->hosts.index > 0)
         return RDT_OK;
-    choose_speakers(coll, 0);
-    struct rdti_coll *part = add_part(coll, PART_BETWEEN);
+    hier_choose_speakers(coll, 0);
+    struct rdti_coll *part = hier_add_part(coll, PART_BETWEEN);
     part->algorithm = &rdti_barrier_dissemination;
     return part->algorithm->prepare(part, err);
 }
 
 static rdt_status (*const prepare_of[])(struct rdti_coll *coll, struct rdt_error *err) = {
-    [RDT_COLL_ALLREDUCE] = prepare_allreduce,
-    [RDT_COLL_BROADCAST] = prepare_broadcast,
-    [RDT_COLL_BARRIER] = prepare_barrier,
+    [RDT_COLL_ALLREDUCE] = hier_prepare_allreduce,
+    [RDT_COLL_BROADCAST] = hier_prepare_broadcast,
+    [RDT_COLL_BARRIER] = hier_prepare_barrier,
 };
 
 bool
@@ -306,7 +306,7 @@ rdti_hierarchical_has(uint32_t op)
 }
 
 static void
-release(struct rdti_coll *coll)
+hier_release(struct rdti_coll *coll)
 {
     struct rdti_hierarchy *h = coll->hierarchy;
 
@@ -318,7 +318,7 @@ release(struct rdti_coll *coll)
 }
 
 static rdt_status
-prepare(struct rdti_coll *coll, struct rdt_error *err)
+hier_prepare(struct rdti_coll *coll, struct rdt_error *err)
 {
     coll->hierarchy = calloc(1, sizeof(*coll->hierarchy));
     if (coll->hierarchy == NULL)
@@ -326,13 +326,13 @@ prepare(struct rdti_coll *coll, struct rdt_error *err)
                               rdti_coll_name(coll->args.op), sizeof(*coll->hierarchy));
     const rdt_status status = prepare_of[coll->args.op](coll, err);
     if (status != RDT_OK)
-        release(coll);
+        hier_release(coll);
     return status;
 }
 
 /* The part of the average of a member that is alone on its host. */
 static void
-divide_own(struct rdti_coll *coll)
+hier_divide_own(struct rdti_coll *coll)
 {
     struct rdti_hierarchy *h = coll->hierarchy;
     const struct rdti_coll *part = &h->parts[PART_BETWEEN];
@@ -340,14 +340,14 @@ divide_own(struct rdti_coll *coll)
     if (!rdti_coll_averages_halves(coll) || h->has[PART_UP] || !h->has[PART_BETWEEN])
         return;
     const uint8_t *own =
-        rdti_coll_at_const(coll->args.send, share_of(coll, coll->team->hosts.index).off_bytes);
+        rdti_coll_at_const(coll->args.send, hier_share_of(coll, coll->team->hosts.index).off_bytes);
     coll->fold(part->args.recv, &own, 1, part->args.count, coll->divisor);
 }
 
 /* Its place among the group's collectives is known. False: it has no part on boards, and waits to
  * pass its turn on. */
 static bool
-begin(struct rdti_coll *coll)
+hier_begin(struct rdti_coll *coll)
 {
     struct rdti_hierarchy *h = coll->hierarchy;
 
@@ -361,17 +361,17 @@ begin(struct rdti_coll *coll)
     }
     if (h->has[PART_DOWN]) /* the turn is kept until then */
         h->parts[PART_UP].direct.ticket_after = coll->direct.ticket;
-    divide_own(coll);
+    hier_divide_own(coll);
     h->is_begun = true;
     return true;
 }
 
 static rdt_status
-advance(struct rdti_coll *coll, struct rdt_error *err)
+hier_advance(struct rdti_coll *coll, struct rdt_error *err)
 {
     struct rdti_hierarchy *h = coll->hierarchy;
 
-    if (!h->is_begun && !begin(coll))
+    if (!h->is_begun && !hier_begin(coll))
         return RDT_EAGAIN;
     for (; h->at < PARTS; h->at++) {
         struct rdti_coll *part = &h->parts[h->at];
@@ -388,7 +388,7 @@ advance(struct rdti_coll *coll, struct rdt_error *err)
 
 /* What is in flight; NULL before the turn has come and after the end. */
 static struct rdti_coll *
-part_in_flight(const struct rdti_coll *coll)
+hier_part_in_flight(const struct rdti_coll *coll)
 {
     struct rdti_hierarchy *h = coll->hierarchy;
     unsigned at = h->at;
@@ -399,17 +399,17 @@ part_in_flight(const struct rdti_coll *coll)
 }
 
 static bool
-is_quiet(struct rdti_coll *coll)
+hier_is_quiet(struct rdti_coll *coll)
 {
-    struct rdti_coll *part = part_in_flight(coll);
+    struct rdti_coll *part = hier_part_in_flight(coll);
 
     return part == NULL || part->algorithm->is_quiet(part);
 }
 
 static rdt_status
-check_members(const struct rdti_coll *coll, struct rdt_error *err)
+hier_check_members(const struct rdti_coll *coll, struct rdt_error *err)
 {
-    const struct rdti_coll *part = part_in_flight(coll);
+    const struct rdti_coll *part = hier_part_in_flight(coll);
 
     return part == NULL || part->algorithm->check_members == NULL
                ? RDT_OK
@@ -417,9 +417,9 @@ check_members(const struct rdti_coll *coll, struct rdt_error *err)
 }
 
 static uint32_t
-describe(const struct rdti_coll *coll, char *text, size_t cap)
+hier_describe(const struct rdti_coll *coll, char *text, size_t cap)
 {
-    const struct rdti_coll *part = part_in_flight(coll);
+    const struct rdti_coll *part = hier_part_in_flight(coll);
 
     if (part != NULL)
         return part->algorithm->describe(part, text, cap);
@@ -430,10 +430,10 @@ describe(const struct rdti_coll *coll, char *text, size_t cap)
 const struct rdti_coll_algorithm rdti_hierarchical = {
     .name = "hierarchical",
     .takes_turns = true,
-    .prepare = prepare,
-    .advance = advance,
-    .is_quiet = is_quiet,
-    .check_members = check_members,
-    .describe = describe,
-    .release = release,
+    .prepare = hier_prepare,
+    .advance = hier_advance,
+    .is_quiet = hier_is_quiet,
+    .check_members = hier_check_members,
+    .describe = hier_describe,
+    .release = hier_release,
 };

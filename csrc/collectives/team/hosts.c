@@ -3,7 +3,7 @@
 #include "collectives/team/team.h"
 
 static bool
-share_memory(const uint64_t *can_hold, uint32_t a, uint32_t b)
+hosts_share_memory(const uint64_t *can_hold, uint32_t a, uint32_t b)
 {
     return (can_hold[a] >> b & 1) != 0 && (can_hold[b] >> a & 1) != 0 &&
            (can_hold[a] >> a & 1) != 0 && (can_hold[b] >> b & 1) != 0;
@@ -11,10 +11,11 @@ share_memory(const uint64_t *can_hold, uint32_t a, uint32_t b)
 
 /* Whether a member shares memory with all that are on the host so far. */
 static bool
-belongs(const uint64_t *can_hold, const struct rdti_hosts *hosts, uint32_t member, uint32_t host)
+hosts_belongs(const uint64_t *can_hold, const struct rdti_hosts *hosts, uint32_t member,
+              uint32_t host)
 {
     for (uint32_t i = 0; i < member; i++)
-        if (hosts->of[i] == host && !share_memory(can_hold, i, member))
+        if (hosts->of[i] == host && !hosts_share_memory(can_hold, i, member))
             return false;
     return true;
 }
@@ -27,7 +28,7 @@ rdti_hosts_sort(const uint64_t *can_hold, uint32_t size, uint32_t rank, struct r
 
     for (uint32_t i = 0; i < size; i++) {
         uint32_t host = 0;
-        while (host < hosts.count && !belongs(can_hold, &hosts, i, host))
+        while (host < hosts.count && !hosts_belongs(can_hold, &hosts, i, host))
             host++;
         hosts.of[i] = host;
         if (host == hosts.count)

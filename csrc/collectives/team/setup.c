@@ -41,7 +41,7 @@ struct rdti_founding {
 
 /* A member without a board, for lack of memory, votes for messages; this is not an error. */
 static void
-make_board(struct rdti_team *team, rdt_group *group, struct rdti_founding *founding)
+team_setup_make_board(struct rdti_team *team, rdt_group *group, struct rdti_founding *founding)
 {
     struct rdti_founding_address own = {0};
 
@@ -57,7 +57,7 @@ make_board(struct rdti_team *team, rdt_group *group, struct rdti_founding *found
 
 /* One message of each kind, in each direction, between any two members. */
 static rdt_status
-post(struct rdti_coll *coll, uint32_t peer, bool is_vote, struct rdt_error *err)
+team_setup_post(struct rdti_coll *coll, uint32_t peer, bool is_vote, struct rdt_error *err)
 {
     struct rdti_founding *founding = coll->team->founding;
     struct exchange *with = &founding->peers[peer];
@@ -77,8 +77,8 @@ post(struct rdti_coll *coll, uint32_t peer, bool is_vote, struct rdt_error *err)
 /* Puts "all_reduce #1, round 1 of 2 of the set-up, send to rank 3: " before the mailbox's
  * message. */
 static rdt_status
-with_context(const struct rdti_coll *coll, uint32_t peer, const char *what, rdt_status status,
-             struct rdt_error *err)
+team_setup_with_context(const struct rdti_coll *coll, uint32_t peer, const char *what,
+                        rdt_status status, struct rdt_error *err)
 {
     char said[RDT_ERROR_MESSAGE_BYTES];
 
@@ -99,20 +99,20 @@ with_context(const struct rdti_coll *coll, uint32_t peer, const char *what, rdt_
 }
 
 static rdt_status
-post_all(struct rdti_coll *coll, bool is_vote, struct rdt_error *err)
+team_setup_post_all(struct rdti_coll *coll, bool is_vote, struct rdt_error *err)
 {
     for (uint32_t i = 0; i < coll->size; i++) {
         if (i == coll->rank)
             continue;
-        const rdt_status status = post(coll, i, is_vote, err);
+        const rdt_status status = team_setup_post(coll, i, is_vote, err);
         if (status != RDT_OK)
-            return with_context(coll, i, "exchange with", status, err);
+            return team_setup_with_context(coll, i, "exchange with", status, err);
     }
     return RDT_OK;
 }
 
 static rdt_status
-test_all(struct rdti_coll *coll, uint64_t want_bytes, struct rdt_error *err)
+team_setup_test_all(struct rdti_coll *coll, uint64_t want_bytes, struct rdt_error *err)
 {
     bool is_done = true;
 
@@ -120,11 +120,11 @@ test_all(struct rdti_coll *coll, uint64_t want_bytes, struct rdt_error *err)
         struct exchange *with = &coll->team->founding->peers[i];
         rdt_status status = rdti_coll_end_message(&with->recv, want_bytes, "the set-up", err);
         if (status != RDT_OK && status != RDT_EAGAIN)
-            return with_context(coll, i, "receive from", status, err);
+            return team_setup_with_context(coll, i, "receive from", status, err);
         is_done &= status == RDT_OK;
         status = rdti_coll_end_message(&with->send, 0, "the set-up", err);
         if (status != RDT_OK && status != RDT_EAGAIN)
-            return with_context(coll, i, "send to", status, err);
+            return team_setup_with_context(coll, i, "send to", status, err);
         is_done &= status == RDT_OK;
     }
     return is_done ? RDT_OK : RDT_EAGAIN;
@@ -132,9 +132,10 @@ test_all(struct rdti_coll *coll, uint64_t want_bytes, struct rdt_error *err)
 
 /* RDT_OK with `can_hold_out`: whether the peer's board can be used from here. */
 static rdt_status
-hold_one(struct rdti_coll *coll, uint32_t peer, bool *can_hold_out, struct rdt_error *err)
+team_setup_hold_one(struct rdti_coll *coll, uint32_t peer, bool *can_hold_out,
+                    struct rdt_error *err)
 {
-    struct rdti_member *member = &coll->team->members[peer];
+    struct rdti_team_member *member = &coll->team->members[peer];
     struct rdti_founding_address theirs;
     rdt_endpoint *endpoint = NULL;
     void *board = NULL;
@@ -161,7 +162,7 @@ hold_one(struct rdti_coll *coll, uint32_t peer, bool *can_hold_out, struct rdt_e
 }
 
 static rdt_status
-hold_all(struct rdti_coll *coll, struct rdt_error *err)
+team_setup_hold_all(struct rdti_coll *coll, struct rdt_error *err)
 {
     struct rdti_team *team = coll->team;
     struct rdti_founding *founding = team->founding;
@@ -175,11 +176,11 @@ hold_all(struct rdti_coll *coll, struct rdt_error *err)
         if (i == coll->rank)
             continue;
         if (!can_hold)
-            status = hold_one(coll, i, &can_hold, err);
+            status = team_setup_hold_one(coll, i, &can_hold, err);
         if (status == RDT_EAGAIN)
             is_done = false;
         else if (status != RDT_OK)
-            return with_context(coll, i, "memory of", status, err);
+            return team_setup_with_context(coll, i, "memory of", status, err);
         if (can_hold)
             founding->can_hold |= UINT64_C(1) << i;
     }
@@ -188,7 +189,7 @@ hold_all(struct rdti_coll *coll, struct rdt_error *err)
 
 /* Votes with the boards that this member can hold, now that every address was tried. */
 static rdt_status
-begin_votes(struct rdti_coll *coll, struct rdt_error *err)
+team_setup_begin_votes(struct rdti_coll *coll, struct rdt_error *err)
 {
     struct rdti_founding *founding = coll->team->founding;
     struct rdti_founding_vote own = {.members = founding->can_hold};
@@ -199,12 +200,12 @@ begin_votes(struct rdti_coll *coll, struct rdt_error *err)
         return status;
     own.must_measure = founding->must_measure;
     rdti_founding_vote_encode(&own, founding->vote);
-    return post_all(coll, true, err);
+    return team_setup_post_all(coll, true, err);
 }
 
 static rdt_status
-read_vote(struct rdti_coll *coll, uint32_t peer, struct rdti_founding_vote *out,
-          struct rdt_error *err)
+team_setup_read_vote(struct rdti_coll *coll, uint32_t peer, struct rdti_founding_vote *out,
+                     struct rdt_error *err)
 {
     const uint64_t members = UINT64_MAX >> (RDTI_TEAM_MAX - coll->size);
     const rdt_status status = rdti_founding_vote_decode(coll->team->founding->peers[peer].vote,
@@ -219,7 +220,7 @@ read_vote(struct rdti_coll *coll, uint32_t peer, struct rdti_founding_vote *out,
 }
 
 static rdt_status
-sort_hosts(struct rdti_coll *coll, struct rdt_error *err)
+team_setup_sort_hosts(struct rdti_coll *coll, struct rdt_error *err)
 {
     struct rdti_founding *founding = coll->team->founding;
     uint64_t can_hold[RDTI_TEAM_MAX] = {0};
@@ -229,9 +230,9 @@ sort_hosts(struct rdti_coll *coll, struct rdt_error *err)
         can_hold[i] = founding->can_hold;
         if (i == coll->rank)
             continue;
-        const rdt_status status = read_vote(coll, i, &vote, err);
+        const rdt_status status = team_setup_read_vote(coll, i, &vote, err);
         if (status != RDT_OK)
-            return with_context(coll, i, "vote of", status, err);
+            return team_setup_with_context(coll, i, "vote of", status, err);
         can_hold[i] = vote.members;
         if (i == 0)
             founding->must_measure = vote.must_measure != 0;
@@ -241,7 +242,7 @@ sort_hosts(struct rdti_coll *coll, struct rdt_error *err)
 }
 
 static void
-decide(struct rdti_coll *coll)
+team_setup_decide(struct rdti_coll *coll)
 {
     struct rdti_team *team = coll->team;
     struct rdti_founding *founding = team->founding;
@@ -261,7 +262,7 @@ decide(struct rdti_coll *coll)
 }
 
 static rdt_status
-begin(struct rdti_coll *coll, struct rdt_error *err)
+team_setup_begin(struct rdti_coll *coll, struct rdt_error *err)
 {
     struct rdti_team *team = coll->team;
 
@@ -273,38 +274,38 @@ begin(struct rdti_coll *coll, struct rdt_error *err)
     const rdt_status status = rdti_team_make(coll->size, &team->founding->local, err);
     if (status != RDT_OK)
         return status;
-    make_board(team, coll->group, team->founding);
+    team_setup_make_board(team, coll->group, team->founding);
     team->founding->phase = PHASE_ADDRESSES;
-    return post_all(coll, false, err);
+    return team_setup_post_all(coll, false, err);
 }
 
 /* Finds which members share memory. */
 static rdt_status
-meet(struct rdti_coll *coll, struct rdt_error *err)
+team_setup_meet(struct rdti_coll *coll, struct rdt_error *err)
 {
     struct rdti_team *team = coll->team;
     rdt_status status = RDT_OK;
 
     if (team->founding == NULL)
-        status = begin(coll, err);
+        status = team_setup_begin(coll, err);
     if (status == RDT_OK && team->founding->phase == PHASE_ADDRESSES) {
-        status = test_all(coll, RDTI_FOUNDING_ADDRESS_BYTES, err);
+        status = team_setup_test_all(coll, RDTI_FOUNDING_ADDRESS_BYTES, err);
         if (status == RDT_OK)
             team->founding->phase = PHASE_HOLD;
     }
     if (status == RDT_OK && team->founding->phase == PHASE_HOLD) {
-        status = hold_all(coll, err);
+        status = team_setup_hold_all(coll, err);
         if (status == RDT_OK)
-            status = begin_votes(coll, err);
+            status = team_setup_begin_votes(coll, err);
     }
     if (status == RDT_OK)
-        status = test_all(coll, RDTI_FOUNDING_VOTE_BYTES, err);
-    return status == RDT_OK ? sort_hosts(coll, err) : status;
+        status = team_setup_test_all(coll, RDTI_FOUNDING_VOTE_BYTES, err);
+    return status == RDT_OK ? team_setup_sort_hosts(coll, err) : status;
 }
 
 /* The costs between hosts: rank 0 measures them, or has a table, and sends it. */
 static rdt_status
-agree_on_costs(struct rdti_coll *coll, struct rdt_error *err)
+team_setup_agree_on_costs(struct rdti_coll *coll, struct rdt_error *err)
 {
     struct rdti_founding *founding = coll->team->founding;
     uint32_t peer = 0;
@@ -318,7 +319,7 @@ agree_on_costs(struct rdti_coll *coll, struct rdt_error *err)
         status = rdti_agreement_advance(&founding->costs, coll, &peer, err);
     return status == RDT_OK || status == RDT_EAGAIN
                ? status
-               : with_context(coll, peer, "costs, with", status, err);
+               : team_setup_with_context(coll, peer, "costs, with", status, err);
 }
 
 rdt_status
@@ -328,11 +329,11 @@ rdti_team_found(struct rdti_coll *coll, struct rdt_error *err)
     rdt_status status = RDT_OK;
 
     if (team->founding == NULL || team->founding->phase < PHASE_COSTS)
-        status = meet(coll, err);
+        status = team_setup_meet(coll, err);
     if (status == RDT_OK && team->hosts.count > 1)
-        status = agree_on_costs(coll, err);
+        status = team_setup_agree_on_costs(coll, err);
     if (status == RDT_OK)
-        decide(coll);
+        team_setup_decide(coll);
     return status;
 }
 

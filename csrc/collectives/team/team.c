@@ -13,7 +13,7 @@
 #include "rdmatensor_ext.h"
 
 static void
-destroy(struct rdti_team *team)
+team_destroy(struct rdti_team *team)
 {
     rdti_founding_free(team);
     rdti_team_release(team->local);
@@ -34,11 +34,11 @@ rdti_team_release(struct rdti_team *team)
 {
     /* acq_rel: the thread that destroys it sees all that others did; pairs with their releases */
     if (team != NULL && atomic_fetch_sub_explicit(&team->refs, 1, memory_order_acq_rel) == 1)
-        destroy(team);
+        team_destroy(team);
 }
 
 static void
-detach(void *state)
+team_detach(void *state)
 {
     rdti_team_release(state);
 }
@@ -76,9 +76,10 @@ rdti_team_split(struct rdti_team *team, struct rdti_team *local)
     local->region = team->region;
     team->region = NULL;
     for (uint32_t i = 0; i < local->size; i++) {
-        struct rdti_member *member = &team->members[hosts->ranks[hosts->first[hosts->own] + i]];
+        struct rdti_team_member *member =
+            &team->members[hosts->ranks[hosts->first[hosts->own] + i]];
         local->members[i] = *member;
-        *member = (struct rdti_member){0};
+        *member = (struct rdti_team_member){0};
     }
     atomic_store_explicit(&local->verdict, RDTI_VERDICT_DIRECT, memory_order_relaxed);
     team->local = local;
@@ -140,7 +141,7 @@ rdti_team_count_ran(struct rdti_team *team, const char *name)
 bool
 rdti_team_pass_turn(struct rdti_team *team, const struct rdti_direct *ticket)
 {
-    /* acquire, release: pair with begin() and end() in board.c */
+    /* acquire, release: pair with board_begin() and board_end() */
     if (atomic_load_explicit(&team->serving, memory_order_acquire) != ticket->ticket)
         return false;
     atomic_store_explicit(&team->serving, ticket->ticket_after, memory_order_release);
@@ -148,7 +149,7 @@ rdti_team_pass_turn(struct rdti_team *team, const struct rdti_direct *ticket)
 }
 
 static rdt_status
-make_team(rdt_group *group, struct rdti_team **out, struct rdt_error *err)
+team_make(rdt_group *group, struct rdti_team **out, struct rdt_error *err)
 {
     const uint32_t size = rdt_group_size(group);
     struct rdti_team *team = NULL;
@@ -181,10 +182,10 @@ rdti_team_get(rdt_group *group, struct rdti_team **out, struct rdt_error *err)
 
     if (team == NULL) {
         struct rdti_team *made = NULL;
-        rdt_status status = make_team(group, &made, err);
+        rdt_status status = team_make(group, &made, err);
         if (status != RDT_OK)
             return status;
-        status = rdt_group_attach(group, made, detach, err);
+        status = rdt_group_attach(group, made, team_detach, err);
         if (status != RDT_OK)
             rdti_team_release(made);
         if (status != RDT_OK && status != RDT_EBUSY) /* another thread was first */

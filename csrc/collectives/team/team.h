@@ -85,7 +85,7 @@ struct rdti_tick {
 /* For sums in place: which members work in others' memory, and which have given up. seq_cst: a
  * member stores `is_busy` and then checks for one that has stopped; one that stops stores that and
  * then checks for busy ones; so one of the two sees the other. */
-struct rdti_place {
+struct rdti_board_flags {
     _Atomic uint32_t is_busy;
     _Atomic uint32_t has_stopped; /* permanently: the group is broken */
     uint8_t pad[2 * RDTI_LINE_BYTES - 8];
@@ -93,7 +93,7 @@ struct rdti_place {
 
 struct rdti_board {
     struct rdti_tick ticks[RDTI_AHEAD_TICKS];
-    struct rdti_place place;
+    struct rdti_board_flags place;
     _Alignas(RDTI_LINE_BYTES) uint8_t stages[2][RDTI_STAGE_BYTES];
 };
 
@@ -126,7 +126,7 @@ rdti_hosts_members(const struct rdti_hosts *hosts, uint32_t host)
     return hosts->first[host + 1] - hosts->first[host];
 }
 
-struct rdti_member {
+struct rdti_team_member {
     rdt_endpoint *endpoint;          /* held; NULL: this member, or not yet */
     struct rdt_remote_region remote; /* of its board */
     struct rdti_board *board;
@@ -168,7 +168,7 @@ struct rdti_team {
     atomic_ullong writes;
     atomic_ullong passes_ns[RDTI_PASSES]; /* by whichever threads made them */
     struct rdti_ran ran[RDTI_RAN_MAX];
-    struct rdti_member members[];
+    struct rdti_team_member members[];
 };
 
 /* team.c: the group's team, made at its first collective, with a reference. */

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-#define BUCKETS_AT_FIRST 16
+#define MATCH_BUCKETS_AT_FIRST 16
 /* Idle bins kept: a collective of a large group has about as many tags in flight. */
 #define BINS_KEEP 1024
 
@@ -25,11 +25,11 @@ struct rdti_bin {
 rdt_status
 rdti_matcher_init(struct rdti_matcher *m, struct rdt_error *err)
 {
-    struct rdti_bin **buckets = calloc(BUCKETS_AT_FIRST, sizeof(struct rdti_bin *));
+    struct rdti_bin **buckets = calloc(MATCH_BUCKETS_AT_FIRST, sizeof(struct rdti_bin *));
 
     if (buckets == NULL)
-        return rdti_error_set(err, RDT_ENOMEM, 0, "a table of %d entries", BUCKETS_AT_FIRST);
-    *m = (struct rdti_matcher){.buckets = buckets, .bucket_count = BUCKETS_AT_FIRST};
+        return rdti_error_set(err, RDT_ENOMEM, 0, "a table of %d entries", MATCH_BUCKETS_AT_FIRST);
+    *m = (struct rdti_matcher){.buckets = buckets, .bucket_count = MATCH_BUCKETS_AT_FIRST};
     rdti_pool_init(&m->bins, sizeof(struct rdti_bin), BINS_KEEP);
     return RDT_OK;
 }
@@ -44,7 +44,7 @@ rdti_matcher_clear(struct rdti_matcher *m)
 
 /* splitmix64's finish: peers choose tags, often in steps of a power of two. */
 static uint32_t
-bucket_of(const struct rdti_matcher *m, uint32_t source, uint64_t tag)
+match_bucket_of(const struct rdti_matcher *m, uint32_t source, uint64_t tag)
 {
     uint64_t x = tag + (uint64_t)source * UINT64_C(0x9e3779b97f4a7c15);
 
@@ -54,9 +54,9 @@ bucket_of(const struct rdti_matcher *m, uint32_t source, uint64_t tag)
 }
 
 static struct rdti_bin *
-find_bin(const struct rdti_matcher *m, uint32_t source, uint64_t tag)
+match_find_bin(const struct rdti_matcher *m, uint32_t source, uint64_t tag)
 {
-    struct rdti_bin *bin = m->buckets[bucket_of(m, source, tag)];
+    struct rdti_bin *bin = m->buckets[match_bucket_of(m, source, tag)];
 
     while (bin != NULL && (bin->source != source || bin->tag != tag))
         bin = bin->next;
@@ -65,7 +65,7 @@ find_bin(const struct rdti_matcher *m, uint32_t source, uint64_t tag)
 
 /* Doubles the table. Without memory it stays as it is, and is slower. */
 static void
-grow(struct rdti_matcher *m)
+match_grow(struct rdti_matcher *m)
 {
     const uint32_t old_count = m->bucket_count;
     struct rdti_bin **old = m->buckets;
@@ -77,7 +77,7 @@ grow(struct rdti_matcher *m)
     m->bucket_count = old_count * 2;
     for (uint32_t i = 0; i < old_count; i++) {
         for (struct rdti_bin *bin = old[i], *next; bin != NULL; bin = next) {
-            struct rdti_bin **head = &buckets[bucket_of(m, bin->source, bin->tag)];
+            struct rdti_bin **head = &buckets[match_bucket_of(m, bin->source, bin->tag)];
             next = bin->next;
             bin->next = *head;
             *head = bin;
@@ -87,9 +87,9 @@ grow(struct rdti_matcher *m)
 }
 
 static struct rdti_bin *
-need_bin(struct rdti_matcher *m, uint32_t source, uint64_t tag, struct rdt_error *err)
+match_need_bin(struct rdti_matcher *m, uint32_t source, uint64_t tag, struct rdt_error *err)
 {
-    struct rdti_bin *bin = find_bin(m, source, tag);
+    struct rdti_bin *bin = match_find_bin(m, source, tag);
 
     if (bin != NULL)
         return bin;
@@ -99,8 +99,8 @@ need_bin(struct rdti_matcher *m, uint32_t source, uint64_t tag, struct rdt_error
         return NULL;
     }
     if (m->bin_count >= m->bucket_count && m->bucket_count < UINT32_C(1) << 30)
-        grow(m);
-    struct rdti_bin **head = &m->buckets[bucket_of(m, source, tag)];
+        match_grow(m);
+    struct rdti_bin **head = &m->buckets[match_bucket_of(m, source, tag)];
     bin->source = source;
     bin->tag = tag;
     rdti_list_init(&bin->posted);
@@ -112,9 +112,9 @@ need_bin(struct rdti_matcher *m, uint32_t source, uint64_t tag, struct rdt_error
 }
 
 static void
-drop_if_empty(struct rdti_matcher *m, struct rdti_bin *bin)
+match_drop_if_empty(struct rdti_matcher *m, struct rdti_bin *bin)
 {
-    struct rdti_bin **at = &m->buckets[bucket_of(m, bin->source, bin->tag)];
+    struct rdti_bin **at = &m->buckets[match_bucket_of(m, bin->source, bin->tag)];
 
     if (!rdti_list_is_empty(&bin->posted) || !rdti_list_is_empty(&bin->arrivals))
         return;
@@ -129,7 +129,7 @@ rdt_status
 rdti_match_post(struct rdti_matcher *m, uint32_t source, uint64_t tag,
                 struct rdti_match_posted *posted, struct rdt_error *err)
 {
-    struct rdti_bin *bin = need_bin(m, source, tag, err);
+    struct rdti_bin *bin = match_need_bin(m, source, tag, err);
 
     if (bin == NULL)
         return RDT_ENOMEM;
@@ -144,13 +144,13 @@ rdt_status
 rdti_match_store(struct rdti_matcher *m, uint32_t source, uint64_t tag,
                  struct rdti_match_arrival *arrival, struct rdt_error *err)
 {
-    struct rdti_bin *source_bin = need_bin(m, source, tag, err);
+    struct rdti_bin *source_bin = match_need_bin(m, source, tag, err);
 
     if (source_bin == NULL)
         return RDT_ENOMEM;
-    struct rdti_bin *tag_bin = need_bin(m, RDT_SOURCE_ANY, tag, err);
+    struct rdti_bin *tag_bin = match_need_bin(m, RDT_SOURCE_ANY, tag, err);
     if (tag_bin == NULL) {
-        drop_if_empty(m, source_bin);
+        match_drop_if_empty(m, source_bin);
         return RDT_ENOMEM;
     }
     arrival->source_bin = source_bin;
@@ -161,9 +161,9 @@ rdti_match_store(struct rdti_matcher *m, uint32_t source, uint64_t tag,
 }
 
 static struct rdti_match_posted *
-first_posted(const struct rdti_matcher *m, uint32_t source, uint64_t tag)
+match_first_posted(const struct rdti_matcher *m, uint32_t source, uint64_t tag)
 {
-    struct rdti_bin *bin = find_bin(m, source, tag);
+    struct rdti_bin *bin = match_find_bin(m, source, tag);
 
     if (bin == NULL || rdti_list_is_empty(&bin->posted))
         return NULL;
@@ -173,10 +173,10 @@ first_posted(const struct rdti_matcher *m, uint32_t source, uint64_t tag)
 struct rdti_match_posted *
 rdti_match_take_posted(struct rdti_matcher *m, uint32_t source, uint64_t tag)
 {
-    struct rdti_match_posted *posted = first_posted(m, source, tag);
+    struct rdti_match_posted *posted = match_first_posted(m, source, tag);
 
     if (m->any_count > 0) {
-        struct rdti_match_posted *any = first_posted(m, RDT_SOURCE_ANY, tag);
+        struct rdti_match_posted *any = match_first_posted(m, RDT_SOURCE_ANY, tag);
         if (any != NULL && (posted == NULL || any->stamp < posted->stamp))
             posted = any;
     }
@@ -188,7 +188,7 @@ rdti_match_take_posted(struct rdti_matcher *m, uint32_t source, uint64_t tag)
 struct rdti_match_arrival *
 rdti_match_take_arrival(struct rdti_matcher *m, uint32_t source, uint64_t tag)
 {
-    struct rdti_bin *bin = find_bin(m, source, tag);
+    struct rdti_bin *bin = match_find_bin(m, source, tag);
     struct rdti_match_arrival *arrival;
 
     if (bin == NULL || rdti_list_is_empty(&bin->arrivals))
@@ -211,7 +211,7 @@ rdti_match_cancel(struct rdti_matcher *m, struct rdti_match_posted *posted)
     posted->bin = NULL;
     rdti_list_remove(&posted->link);
     m->any_count -= bin->source == RDT_SOURCE_ANY ? 1 : 0;
-    drop_if_empty(m, bin);
+    match_drop_if_empty(m, bin);
 }
 
 void
@@ -226,6 +226,6 @@ rdti_match_remove(struct rdti_matcher *m, struct rdti_match_arrival *arrival)
     arrival->tag_bin = NULL;
     rdti_list_remove(&arrival->by_source);
     rdti_list_remove(&arrival->by_tag);
-    drop_if_empty(m, source_bin);
-    drop_if_empty(m, tag_bin);
+    match_drop_if_empty(m, source_bin);
+    match_drop_if_empty(m, tag_bin);
 }

@@ -7,20 +7,20 @@
 
 /* Entries that the peer has not taken yet, according to tx_head. */
 static uint32_t
-outstanding(const struct shm_lane *l)
+execute_outstanding(const struct shm_lane *l)
 {
     return l->tx.sequence - l->tx_head;
 }
 
 /* Whether an entry of the peer's ring is free. */
 static bool
-has_room(struct shm_lane *l)
+execute_has_room(struct shm_lane *l)
 {
-    if (outstanding(l) < SHM_RING_ENTRIES)
+    if (execute_outstanding(l) < SHM_RING_ENTRIES)
         return true;
     /* acquire: the peer has read the entry that this thread is about to overwrite. */
     l->tx_head = atomic_load_explicit(&l->peer_ring->head, memory_order_acquire);
-    return outstanding(l) < SHM_RING_ENTRIES;
+    return execute_outstanding(l) < SHM_RING_ENTRIES;
 }
 
 /*
@@ -29,15 +29,15 @@ has_room(struct shm_lane *l)
  * take the entries.
  */
 static bool
-has_room_at_last(struct shm_lane *l, struct shm_attempt *attempt)
+execute_has_room_at_last(struct shm_lane *l, struct shm_attempt *attempt)
 {
     struct shm_ring *ring = l->peer_ring;
 
-    /* seq_cst, both: pairs with publish_head(). */
+    /* seq_cst, both: pairs with shm_publish_head(). */
     const uint32_t waited =
         atomic_exchange_explicit(&ring->producer_waits, 1, memory_order_seq_cst);
     l->tx_head = atomic_load_explicit(&ring->head, memory_order_seq_cst);
-    if (outstanding(l) < SHM_RING_ENTRIES) {
+    if (execute_outstanding(l) < SHM_RING_ENTRIES) {
         /* relaxed: a late store costs only an unnecessary ring of this side's bell. */
         atomic_store_explicit(&ring->producer_waits, 0, memory_order_relaxed);
         return true;
@@ -51,11 +51,11 @@ has_room_at_last(struct shm_lane *l, struct shm_attempt *attempt)
 
 /* SHM_DONE: an entry is free. */
 static enum shm_progress
-find_room(struct shm_lane *l, struct shm_attempt *attempt)
+execute_find_room(struct shm_lane *l, struct shm_attempt *attempt)
 {
-    if (has_room(l) || has_room_at_last(l, attempt))
+    if (execute_has_room(l) || execute_has_room_at_last(l, attempt))
         return SHM_DONE;
-    if (outstanding(l) == SHM_RING_ENTRIES)
+    if (execute_outstanding(l) == SHM_RING_ENTRIES)
         return SHM_NEEDS_ROOM;
     attempt->status =
         rdti_error_set_rank(attempt->err, RDT_EPROTO, l->peer_rank,
@@ -66,7 +66,7 @@ find_room(struct shm_lane *l, struct shm_attempt *attempt)
 
 /* One kind of store for all blocks: the choice depends on the total size of the op. */
 static void
-place(const struct rdti_op *op, uint8_t *base)
+execute_place(const struct rdti_op *op, uint8_t *base)
 {
     const enum rdti_copy_kind kind = rdti_copy_choose(op->len_bytes, RDTI_COPY_TO_PEER_READ);
 
@@ -77,7 +77,7 @@ place(const struct rdti_op *op, uint8_t *base)
 }
 
 static enum shm_progress
-move_private(struct shm_lane *l, const struct rdti_op *op, struct shm_attempt *attempt)
+execute_move_private(struct shm_lane *l, const struct rdti_op *op, struct shm_attempt *attempt)
 {
     if (rdti_shm_check_generation(l, &op->remote, attempt) != SHM_DONE)
         return SHM_REFUSED;
@@ -91,18 +91,18 @@ move_private(struct shm_lane *l, const struct rdti_op *op, struct shm_attempt *a
 }
 
 static enum shm_progress
-move_write(struct shm_lane *l, const struct rdti_op *op, struct shm_attempt *attempt)
+execute_move_write(struct shm_lane *l, const struct rdti_op *op, struct shm_attempt *attempt)
 {
     uint8_t *base;
 
     if (op->len_bytes == 0)
         return rdti_shm_check_generation(l, &op->remote, attempt);
     if (op->remote.segment == RDT_SEGMENT_NONE)
-        return move_private(l, op, attempt);
+        return execute_move_private(l, op, attempt);
     const enum shm_progress reached =
         rdti_shm_reach(l, &op->remote, op->blocks, op->block_count, attempt, &base);
     if (reached == SHM_DONE)
-        place(op, base);
+        execute_place(op, base);
     return reached;
 }
 
@@ -113,12 +113,12 @@ rdti_shm_execute_write(struct shm_lane *l, const struct rdti_op *op, struct shm_
     enum shm_progress progress;
 
     if (has_notify) {
-        progress = find_room(l, attempt);
+        progress = execute_find_room(l, attempt);
         if (progress != SHM_DONE)
             return progress;
     }
     if (shm_names_region(op)) {
-        progress = move_write(l, op, attempt);
+        progress = execute_move_write(l, op, attempt);
         if (progress != SHM_DONE)
             return progress;
     }
@@ -137,7 +137,7 @@ rdti_shm_execute_read(struct shm_lane *l, const struct rdti_op *op, struct shm_a
     uint8_t *base;
 
     if (op->remote.segment == RDT_SEGMENT_NONE)
-        return move_private(l, op, attempt);
+        return execute_move_private(l, op, attempt);
     const enum shm_progress reached = rdti_shm_reach(l, &op->remote, block, 1, attempt, &base);
     if (reached == SHM_DONE)
         rdti_copy((void *)(uintptr_t)block->src, base + block->dst_off, block->len_bytes,

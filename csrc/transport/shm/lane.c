@@ -55,7 +55,7 @@ rdti_shm_viable(struct rdt_error *err)
 }
 
 static rdt_status
-make_ring(struct shm_lane *l, struct rdt_error *err)
+shm_lane_make_ring(struct shm_lane *l, struct rdt_error *err)
 {
     void *addr;
 
@@ -90,7 +90,7 @@ rdti_shm_make_offer(void *state, const struct rdti_lane_args *args, struct rdti_
     rdt_status status = rdti_random_bytes(l->nonce, sizeof(l->nonce), err);
     if (status != RDT_OK)
         goto err_free;
-    status = make_ring(l, err);
+    status = shm_lane_make_ring(l, err);
     if (status != RDT_OK)
         goto err_free;
     (void)pthread_mutex_init(&l->tx_lock, NULL); /* cannot fail without attributes */
@@ -123,7 +123,7 @@ struct peer_half {
 };
 
 static void
-unmap_half(const struct peer_half *half)
+shm_lane_unmap_half(const struct peer_half *half)
 {
     if (half->ring != NULL)
         (void)munmap(half->ring, SHM_RING_BYTES);
@@ -135,7 +135,7 @@ unmap_half(const struct peer_half *half)
 
 /* Checks that fd is a nonblocking eventfd. RDT_EPROTO, or RDT_ENOTVIABLE without /proc. */
 static rdt_status
-check_eventfd(int fd, int32_t peer_rank, struct rdt_error *err)
+shm_lane_check_eventfd(int fd, int32_t peer_rank, struct rdt_error *err)
 {
     static const char want[] = "anon_inode:[eventfd]";
     char path[64];
@@ -159,8 +159,8 @@ check_eventfd(int fd, int32_t peer_rank, struct rdt_error *err)
 /* Checks a memfd of the peer and maps all of it, up to most_bytes. *len_out (may be NULL) is the
  * mapped length. */
 static rdt_status
-map_memfd(int fd, const struct rdti_memfd_want *want, uint64_t most_bytes, int prot, void **out,
-          uint64_t *len_out, struct rdt_error *err)
+shm_lane_map_memfd(int fd, const struct rdti_memfd_want *want, uint64_t most_bytes, int prot,
+                   void **out, uint64_t *len_out, struct rdt_error *err)
 {
     struct rdti_memfd_found found;
 
@@ -176,8 +176,8 @@ map_memfd(int fd, const struct rdti_memfd_want *want, uint64_t most_bytes, int p
 
 /* On failure *half has what the caller must unmap. */
 static rdt_status
-map_half(const struct rdti_offer *offer, int32_t peer_rank, struct peer_half *half,
-         struct rdt_error *err)
+shm_lane_map_half(const struct rdti_offer *offer, int32_t peer_rank, struct peer_half *half,
+                  struct rdt_error *err)
 {
     const int rw = PROT_READ | PROT_WRITE;
     const int *fds = offer->fds;
@@ -195,20 +195,21 @@ map_half(const struct rdti_offer *offer, int32_t peer_rank, struct peer_half *ha
                                                 .max_bytes = UINT64_MAX};
 
     rdt_status status =
-        map_memfd(fds[SHM_FD_RING], &ring, SHM_RING_BYTES, rw, &half->ring, NULL, err);
+        shm_lane_map_memfd(fds[SHM_FD_RING], &ring, SHM_RING_BYTES, rw, &half->ring, NULL, err);
+    if (status == RDT_OK)
+        status = shm_lane_map_memfd(fds[SHM_FD_DOORBELL], &bell, SHM_DOORBELL_BYTES, rw,
+                                    &half->bell, NULL, err);
+    if (status == RDT_OK)
+        status = shm_lane_check_eventfd(fds[SHM_FD_EVENT], peer_rank, err);
     if (status == RDT_OK)
         status =
-            map_memfd(fds[SHM_FD_DOORBELL], &bell, SHM_DOORBELL_BYTES, rw, &half->bell, NULL, err);
-    if (status == RDT_OK)
-        status = check_eventfd(fds[SHM_FD_EVENT], peer_rank, err);
-    if (status == RDT_OK)
-        status = map_memfd(fds[SHM_FD_GENERATIONS], &generations, SHM_GENERATIONS_MAX_BYTES,
-                           PROT_READ, &half->generations, &half->generation_bytes, err);
+            shm_lane_map_memfd(fds[SHM_FD_GENERATIONS], &generations, SHM_GENERATIONS_MAX_BYTES,
+                               PROT_READ, &half->generations, &half->generation_bytes, err);
     return status;
 }
 
 static void
-close_fds(struct rdti_offer *offer)
+shm_lane_close_fds(struct rdti_offer *offer)
 {
     for (uint32_t i = 0; i < offer->fd_count && i < RDTI_OFFER_MAX_FDS; i++) {
         if (offer->fds[i] >= 0)
@@ -226,20 +227,20 @@ rdti_shm_connect(struct rdti_lane *lane, struct rdti_offer *peer, struct rdt_err
     rdt_status status;
 
     if (l->is_connected) {
-        close_fds(peer);
+        shm_lane_close_fds(peer);
         return rdti_error_set_rank(err, RDT_EPROTO, l->peer_rank, "shm: a second offer");
     }
     status = rdti_shm_offer_decode(peer, l->peer_rank, &offer, err);
     if (status == RDT_OK)
-        status = map_half(peer, l->peer_rank, &half, err);
+        status = shm_lane_map_half(peer, l->peer_rank, &half, err);
     if (status != RDT_OK) {
-        unmap_half(&half);
-        close_fds(peer);
+        shm_lane_unmap_half(&half);
+        shm_lane_close_fds(peer);
         return status;
     }
     l->event_fd = peer->fds[SHM_FD_EVENT];
     peer->fds[SHM_FD_EVENT] = -1;
-    close_fds(peer);
+    shm_lane_close_fds(peer);
     l->peer_ring = half.ring;
     l->bell = half.bell;
     l->generations = half.generations;
@@ -262,7 +263,7 @@ rdti_shm_lane_free(struct shm_lane *l)
                                    .generation_bytes = l->generation_count * sizeof(uint32_t)};
 
     rdti_list_remove(&l->node);
-    unmap_half(&half);
+    shm_lane_unmap_half(&half);
     rdti_shm_segments_fini(&l->segments);
     if (l->event_fd >= 0)
         (void)close(l->event_fd);

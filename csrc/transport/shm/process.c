@@ -12,7 +12,7 @@
 
 /* 0, an errno, or -1: the bytes there differ. */
 static int
-read_nonce(const struct shm_process *process)
+shm_process_read_nonce(const struct shm_process *process)
 {
     uint8_t seen[SHM_NONCE_BYTES];
     struct iovec local = {.iov_base = seen, .iov_len = sizeof(seen)};
@@ -30,7 +30,7 @@ read_nonce(const struct shm_process *process)
 void
 rdti_shm_process_probe(struct shm_process *process)
 {
-    const int outcome = read_nonce(process);
+    const int outcome = shm_process_read_nonce(process);
 
     atomic_store_explicit(&process->sys_errno, outcome > 0 ? outcome : 0, memory_order_relaxed);
     atomic_store_explicit(&process->is_permitted, outcome == 0, memory_order_relaxed);
@@ -51,7 +51,7 @@ rdti_shm_process_require(const struct shm_process *process, struct rdt_error *er
 }
 
 static rdt_status
-forbid(struct shm_process *process, int sys_errno, struct rdt_error *err)
+shm_process_forbid(struct shm_process *process, int sys_errno, struct rdt_error *err)
 {
     atomic_store_explicit(&process->sys_errno, sys_errno, memory_order_relaxed);
     atomic_store_explicit(&process->is_permitted, false, memory_order_relaxed);
@@ -59,14 +59,14 @@ forbid(struct shm_process *process, int sys_errno, struct rdt_error *err)
 }
 
 static rdt_status
-check_alive(struct shm_process *process, struct rdt_error *err)
+shm_process_check_alive(struct shm_process *process, struct rdt_error *err)
 {
-    const int outcome = read_nonce(process);
+    const int outcome = shm_process_read_nonce(process);
 
     if (outcome == 0)
         return RDT_OK;
     if (rdti_is_forbidden(outcome))
-        return forbid(process, outcome, err);
+        return shm_process_forbid(process, outcome, err);
     return rdti_error_set(err, RDT_EPEER, outcome > 0 ? outcome : 0,
                           "process %u is gone or executes another program", process->pid);
 }
@@ -78,8 +78,8 @@ struct block_cursor {
 };
 
 static unsigned long
-gather(uint64_t base_addr, const struct rdt_block *blocks, uint32_t count,
-       const struct block_cursor *at, struct iovec *local, struct iovec *remote)
+shm_process_gather(uint64_t base_addr, const struct rdt_block *blocks, uint32_t count,
+                   const struct block_cursor *at, struct iovec *local, struct iovec *remote)
 {
     unsigned long used = 0;
     uint64_t skip = at->done_bytes;
@@ -100,7 +100,8 @@ gather(uint64_t base_addr, const struct rdt_block *blocks, uint32_t count,
 }
 
 static void
-advance(const struct rdt_block *blocks, uint32_t count, struct block_cursor *at, uint64_t moved)
+shm_process_advance(const struct rdt_block *blocks, uint32_t count, struct block_cursor *at,
+                    uint64_t moved)
 {
     while (at->index < count) {
         const uint64_t left = blocks[at->index].len_bytes - at->done_bytes;
@@ -119,11 +120,12 @@ advance(const struct rdt_block *blocks, uint32_t count, struct block_cursor *at,
  * bytes may be those of a later process with the same pid. Between a check and a write the kernel
  * would have to use up all pids. */
 static rdt_status
-move_once(struct shm_process *process, const struct iovec *local, const struct iovec *remote,
-          unsigned long used, bool is_write, uint64_t *moved_out, struct rdt_error *err)
+shm_process_move_once(struct shm_process *process, const struct iovec *local,
+                      const struct iovec *remote, unsigned long used, bool is_write,
+                      uint64_t *moved_out, struct rdt_error *err)
 {
     const pid_t pid = (pid_t)process->pid;
-    const rdt_status status = check_alive(process, err);
+    const rdt_status status = shm_process_check_alive(process, err);
 
     if (status != RDT_OK)
         return status;
@@ -133,7 +135,7 @@ move_once(struct shm_process *process, const struct iovec *local, const struct i
     if (moved < 0 && saved == ESRCH)
         return rdti_error_set(err, RDT_EPEER, saved, "process %u is gone", process->pid);
     if (moved < 0 && rdti_is_forbidden(saved))
-        return forbid(process, saved, err);
+        return shm_process_forbid(process, saved, err);
     if (moved <= 0)
         return rdti_error_set(err, RDT_EDEVICE, moved < 0 ? saved : 0,
                               "process_vm_%s of process %u, %llu bytes at 0x%llx",
@@ -141,26 +143,27 @@ move_once(struct shm_process *process, const struct iovec *local, const struct i
                               (unsigned long long)remote[0].iov_len,
                               (unsigned long long)(uintptr_t)remote[0].iov_base);
     *moved_out = (uint64_t)moved;
-    return is_write ? RDT_OK : check_alive(process, err);
+    return is_write ? RDT_OK : shm_process_check_alive(process, err);
 }
 
 static rdt_status
-move(struct shm_process *process, uint64_t base_addr, const struct rdt_block *blocks,
-     uint32_t count, bool is_write, struct rdt_error *err)
+shm_process_move(struct shm_process *process, uint64_t base_addr, const struct rdt_block *blocks,
+                 uint32_t count, bool is_write, struct rdt_error *err)
 {
     struct iovec local[SHM_PROCESS_BLOCKS];
     struct iovec remote[SHM_PROCESS_BLOCKS];
     struct block_cursor at = {0, 0};
 
     for (;;) {
-        const unsigned long used = gather(base_addr, blocks, count, &at, local, remote);
+        const unsigned long used = shm_process_gather(base_addr, blocks, count, &at, local, remote);
         if (used == 0)
             return RDT_OK;
         uint64_t moved = 0;
-        const rdt_status status = move_once(process, local, remote, used, is_write, &moved, err);
+        const rdt_status status =
+            shm_process_move_once(process, local, remote, used, is_write, &moved, err);
         if (status != RDT_OK)
             return status;
-        advance(blocks, count, &at, moved);
+        shm_process_advance(blocks, count, &at, moved);
     }
 }
 
@@ -168,12 +171,12 @@ rdt_status
 rdti_shm_process_write(struct shm_process *process, uint64_t base_addr,
                        const struct rdt_block *blocks, uint32_t count, struct rdt_error *err)
 {
-    return move(process, base_addr, blocks, count, true, err);
+    return shm_process_move(process, base_addr, blocks, count, true, err);
 }
 
 rdt_status
 rdti_shm_process_read(struct shm_process *process, uint64_t base_addr,
                       const struct rdt_block *blocks, uint32_t count, struct rdt_error *err)
 {
-    return move(process, base_addr, blocks, count, false, err);
+    return shm_process_move(process, base_addr, blocks, count, false, err);
 }

@@ -6,7 +6,7 @@
 #include "transport/shm/attempt.h"
 
 static void
-set_attention(struct shm_lane *l, uint32_t bit)
+queue_set_attention(struct shm_lane *l, uint32_t bit)
 {
     /* release: pairs with the acquire load in poll(). */
     (void)atomic_fetch_or_explicit(&l->attention, bit, memory_order_release);
@@ -14,7 +14,7 @@ set_attention(struct shm_lane *l, uint32_t bit)
 
 /* Under tx_lock. */
 static void
-note_empty(struct shm_lane *l)
+queue_note_empty(struct shm_lane *l)
 {
     if (!rdti_list_is_empty(&l->queue))
         return;
@@ -27,7 +27,7 @@ void
 rdti_shm_enqueue(struct shm_lane *l, struct rdti_op *op)
 {
     rdti_list_append(&l->queue, &op->link);
-    set_attention(l, SHM_ATTENTION_QUEUE);
+    queue_set_attention(l, SHM_ATTENTION_QUEUE);
 }
 
 void
@@ -37,7 +37,7 @@ rdti_shm_fail_locked(struct shm_lane *l, const struct rdt_error *err)
         return;
     l->is_failed = true;
     l->error = *err;
-    set_attention(l, SHM_ATTENTION_ERROR);
+    queue_set_attention(l, SHM_ATTENTION_ERROR);
 }
 
 void
@@ -57,7 +57,7 @@ rdti_shm_drain(struct shm_lane *l, const struct rdt_error *err)
     rdti_list_init(&left);
     rdti_shm_lock(&l->tx_lock);
     rdti_list_splice(&left, &l->queue);
-    note_empty(l);
+    queue_note_empty(l);
     rdti_shm_unlock(&l->tx_lock);
     while ((node = rdti_list_take_first(&left)) != NULL) {
         struct rdti_op *op = RDTI_CONTAINER(node, struct rdti_op, link);
@@ -77,7 +77,7 @@ struct batch {
 
 /* Returns false when no more can or should be pushed now. Under tx_lock. */
 static bool
-push_one(struct shm_lane *l, struct batch *batch)
+queue_push_one(struct shm_lane *l, struct batch *batch)
 {
     struct rdti_op *op = RDTI_CONTAINER(l->queue.next, struct rdti_op, link);
     const enum shm_progress progress = op->kind == RDTI_OP_READ
@@ -116,10 +116,10 @@ rdti_shm_push(struct shm_lane *l)
     batch.refused = NULL;
     batch.attempt = (struct shm_attempt){.err = &batch.why};
     rdti_shm_lock(&l->tx_lock);
-    while (!l->is_failed && !rdti_list_is_empty(&l->queue) && push_one(l, &batch))
+    while (!l->is_failed && !rdti_list_is_empty(&l->queue) && queue_push_one(l, &batch))
         ;
     const bool is_failed = l->is_failed;
-    note_empty(l);
+    queue_note_empty(l);
     rdti_shm_unlock(&l->tx_lock);
     rdti_shm_follow_up(l, &batch.attempt);
     while ((node = rdti_list_take_first(&batch.done)) != NULL)
@@ -133,7 +133,7 @@ rdti_shm_push(struct shm_lane *l)
 
 /* Set the state of a requested segment. */
 static void
-settle(struct shm_lane *l, uint32_t number, const struct shm_segment *settled)
+queue_settle(struct shm_lane *l, uint32_t number, const struct shm_segment *settled)
 {
     rdti_shm_lock(&l->tx_lock);
     l->segments.table[number] = *settled;
@@ -162,6 +162,6 @@ rdti_shm_segment_arrived(struct rdti_lane *lane, uint32_t segment, int fd, uint6
     if (status != RDT_OK)
         rdti_shm_fail(l, &err);
     else
-        settle(l, segment, &settled);
+        queue_settle(l, segment, &settled);
     (void)rdti_shm_push(l);
 }

@@ -31,7 +31,8 @@ rdti_shm_check_generation(const struct shm_lane *l, const struct rdt_remote_regi
 
 /* For a segment that is not mapped. Its first use requests it from the peer. */
 static enum shm_progress
-ask_segment(struct shm_lane *l, const struct rdt_remote_region *remote, struct shm_attempt *attempt)
+reach_ask_segment(struct shm_lane *l, const struct rdt_remote_region *remote,
+                  struct shm_attempt *attempt)
 {
     struct shm_segment *segment;
 
@@ -62,7 +63,7 @@ rdti_shm_reach(struct shm_lane *l, const struct rdt_remote_region *remote,
     if (rdti_shm_check_generation(l, remote, attempt) != SHM_DONE)
         return SHM_REFUSED;
     if (segment == NULL || segment->state != SHM_SEGMENT_MAPPED)
-        return ask_segment(l, remote, attempt);
+        return reach_ask_segment(l, remote, attempt);
     if (!rdti_range_ok(remote->segment_off, remote->len_bytes, segment->len_bytes)) {
         attempt->status =
             rdti_error_set(attempt->err, RDT_ERANGE, 0,

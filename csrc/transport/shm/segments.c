@@ -42,7 +42,8 @@ rdti_shm_segments_get(struct shm_segments *segments, uint32_t number, struct shm
  *   RDT_EPROTO, as rdti_memfd_check()   RDT_ENOMEM
  */
 static rdt_status
-map_segment(int fd, int32_t peer_rank, uint64_t len_bytes, void **out, struct rdt_error *err)
+segments_map_segment(int fd, int32_t peer_rank, uint64_t len_bytes, void **out,
+                     struct rdt_error *err)
 {
     const struct rdti_memfd_want want = {.what = "segment",
                                          .peer_rank = peer_rank,
@@ -79,7 +80,7 @@ rdti_shm_segment_map(int fd, int32_t peer_rank, uint64_t len_bytes, struct shm_s
 {
     void *addr = NULL;
 
-    rdt_status status = map_segment(fd, peer_rank, len_bytes, &addr, err);
+    rdt_status status = segments_map_segment(fd, peer_rank, len_bytes, &addr, err);
     if (status != RDT_OK)
         return status;
     const uint64_t parts = (len_bytes - 1) / SHM_PRESENT_BYTES + 1;

@@ -35,12 +35,12 @@ shm_close(void *state)
 
 /* Publishes the receiver's position, and wakes the sender if it waits for room. */
 static void
-publish_head(struct shm_lane *l)
+shm_publish_head(struct shm_lane *l)
 {
     struct shm_ring *ring = l->ring;
 
     l->rx_unpublished = 0;
-    /* seq_cst, both: see ring.h, "room"; pairs with has_room_at_last(). */
+    /* seq_cst, both: see ring.h, "room"; pairs with execute_has_room_at_last(). */
     atomic_store_explicit(&ring->head, l->rx.sequence, memory_order_seq_cst);
     if (atomic_load_explicit(&ring->producer_waits, memory_order_seq_cst) == 0)
         return;
@@ -52,7 +52,7 @@ publish_head(struct shm_lane *l)
 }
 
 static uint32_t
-take_arrivals(struct shm_lane *l)
+shm_take_arrivals(struct shm_lane *l)
 {
     const struct rdti_host *host = l->state->host;
     enum shm_taken taken = SHM_NOTHING;
@@ -65,7 +65,7 @@ take_arrivals(struct shm_lane *l)
             break;
         count++;
         if (++l->rx_unpublished == SHM_HEAD_EVERY)
-            publish_head(l);
+            shm_publish_head(l);
         host->on_notify(host->core, &l->base, notification);
     }
     if (taken == SHM_BROKEN) {
@@ -81,7 +81,7 @@ take_arrivals(struct shm_lane *l)
 }
 
 static void
-report_error(struct shm_lane *l)
+shm_report_error(struct shm_lane *l)
 {
     const struct rdti_host *host = l->state->host;
 
@@ -91,12 +91,12 @@ report_error(struct shm_lane *l)
 }
 
 static uint32_t
-poll_lane(struct shm_lane *l)
+shm_poll_lane(struct shm_lane *l)
 {
     uint32_t work = 0;
 
     if (!l->is_error_reported)
-        work += take_arrivals(l);
+        work += shm_take_arrivals(l);
     /* acquire: pairs with the release of the thread that set a bit; the error is complete then. */
     const uint32_t attention = atomic_load_explicit(&l->attention, memory_order_acquire);
     if (attention == 0 || l->is_closed)
@@ -104,7 +104,7 @@ poll_lane(struct shm_lane *l)
     if ((attention & SHM_ATTENTION_QUEUE) != 0)
         work += rdti_shm_push(l);
     if ((attention & SHM_ATTENTION_ERROR) != 0 && !l->is_error_reported) {
-        report_error(l);
+        shm_report_error(l);
         work++;
     }
     return work;
@@ -112,7 +112,7 @@ poll_lane(struct shm_lane *l)
 
 /* A separate function, so that a pass without lanes costs next to nothing. */
 __attribute__((noinline)) static uint32_t
-poll_lanes(struct shm_state *s)
+shm_poll_lanes(struct shm_state *s)
 {
     struct rdti_list *node;
     uint32_t work = 0;
@@ -122,7 +122,7 @@ poll_lanes(struct shm_state *s)
         struct shm_lane *l = RDTI_CONTAINER(node, struct shm_lane, node);
 
         if (l->is_connected)
-            work += poll_lane(l);
+            work += shm_poll_lane(l);
         /* A lane that was closed meanwhile is in the other list: start again in the next pass. */
         node = l->is_closed ? &s->lanes : node->next;
     }
@@ -137,7 +137,7 @@ shm_poll(void *state)
 {
     struct shm_state *s = state;
 
-    return rdti_list_is_empty(&s->lanes) && rdti_list_is_empty(&s->closed) ? 0 : poll_lanes(s);
+    return rdti_list_is_empty(&s->lanes) && rdti_list_is_empty(&s->closed) ? 0 : shm_poll_lanes(s);
 }
 
 static void

@@ -6,7 +6,7 @@
 #include "transport/shm/attempt.h"
 
 static rdt_status
-check_range(const struct rdti_op *op, struct rdt_error *err)
+transmit_check_range(const struct rdti_op *op, struct rdt_error *err)
 {
     for (uint32_t i = 0; i < op->block_count; i++) {
         const struct rdt_block *block = &op->blocks[i];
@@ -24,11 +24,11 @@ check_range(const struct rdti_op *op, struct rdt_error *err)
 
 /* Checks that need no lock: the op's own fields and immutable state. */
 static rdt_status
-check_op(const struct shm_lane *l, const struct rdti_op *op, struct rdt_error *err)
+transmit_check_op(const struct shm_lane *l, const struct rdti_op *op, struct rdt_error *err)
 {
     if (!l->is_connected)
         return rdti_error_set(err, RDT_EAGAIN, 0, "shm: the peer's offer has not come");
-    const rdt_status status = check_range(op, err);
+    const rdt_status status = transmit_check_range(op, err);
     if (status != RDT_OK)
         return status;
     if (op->remote.segment == RDT_SEGMENT_NONE && op->len_bytes > 0)
@@ -38,7 +38,7 @@ check_op(const struct shm_lane *l, const struct rdti_op *op, struct rdt_error *e
 
 /* Queued after other ops: makes only the checks that can refuse it now. Under tx_lock. */
 static enum shm_progress
-queue_behind(struct shm_lane *l, struct rdti_op *op, struct shm_attempt *attempt)
+transmit_queue_behind(struct shm_lane *l, struct rdti_op *op, struct shm_attempt *attempt)
 {
     if (shm_names_region(op) && rdti_shm_check_generation(l, &op->remote, attempt) != SHM_DONE)
         return SHM_REFUSED;
@@ -53,14 +53,14 @@ rdti_shm_write(struct rdti_lane *lane, struct rdti_op *op, struct rdt_error *err
     struct shm_attempt attempt = {.err = err != NULL ? err : &why};
     enum shm_progress progress = SHM_REFUSED;
 
-    const rdt_status status = check_op(l, op, err);
+    const rdt_status status = transmit_check_op(l, op, err);
     if (status != RDT_OK)
         return status;
     rdti_shm_lock(&l->tx_lock);
     if (l->is_failed)
         attempt.status = rdti_error_copy(attempt.err, &l->error);
     else if (!rdti_list_is_empty(&l->queue))
-        progress = queue_behind(l, op, &attempt);
+        progress = transmit_queue_behind(l, op, &attempt);
     else
         progress = rdti_shm_execute_write(l, op, &attempt);
     if (progress == SHM_NEEDS_SEGMENT || progress == SHM_NEEDS_ROOM)
@@ -76,7 +76,8 @@ rdti_shm_write(struct rdti_lane *lane, struct rdti_op *op, struct rdt_error *err
 
 /* Under read_lock; takes tx_lock only to find the region, and to queue. */
 static enum shm_progress
-begin_read(struct shm_lane *l, struct rdti_op *op, struct shm_attempt *attempt, uint8_t **base_out)
+transmit_begin_read(struct shm_lane *l, struct rdti_op *op, struct shm_attempt *attempt,
+                    uint8_t **base_out)
 {
     enum shm_progress progress = SHM_REFUSED;
 
@@ -106,11 +107,11 @@ rdti_shm_read(struct rdti_lane *lane, struct rdti_op *op, struct rdt_error *err)
     struct shm_attempt attempt = {.err = err != NULL ? err : &why};
     uint8_t *base = NULL;
 
-    const rdt_status status = check_op(l, op, err);
+    const rdt_status status = transmit_check_op(l, op, err);
     if (status != RDT_OK)
         return status;
     rdti_shm_lock(&l->read_lock);
-    enum shm_progress progress = begin_read(l, op, &attempt, &base);
+    enum shm_progress progress = transmit_begin_read(l, op, &attempt, &base);
     if (progress == SHM_DONE && base != NULL) {
         rdti_copy((void *)(uintptr_t)block->src, base + block->dst_off, block->len_bytes,
                   RDTI_COPY_TO_OWN);

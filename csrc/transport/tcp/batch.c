@@ -21,7 +21,8 @@ rdti_tcp_read_chunk_bytes(const struct rdti_tcp_lane *lane)
 
 /* ---- Batches ------------------------------------------------------------------------------- */
 
-/* Room for the smallest part: gather() writes an entry after the head even if none will be sent. */
+/* Room for the smallest part: batch_gather() writes an entry after the head even if none will be
+ * sent. */
 static bool
 batch_has_room(const struct rdti_tcp_batch *b)
 {
@@ -32,7 +33,7 @@ batch_has_room(const struct rdti_tcp_batch *b)
 }
 
 static void
-add_iov(struct rdti_tcp_batch *b, const void *src, uint64_t len_bytes)
+batch_add_iov(struct rdti_tcp_batch *b, const void *src, uint64_t len_bytes)
 {
     if (len_bytes == 0)
         return;
@@ -53,7 +54,7 @@ add_iov(struct rdti_tcp_batch *b, const void *src, uint64_t len_bytes)
 }
 
 static void
-add_mark(struct rdti_tcp_batch *b, bool is_response, uint32_t number)
+batch_add_mark(struct rdti_tcp_batch *b, bool is_response, uint32_t number)
 {
     b->marks[b->mark_count++] = (struct rdti_tcp_mark){.iov_end = b->iov_count,
                                                        .is_response = is_response,
@@ -62,7 +63,7 @@ add_mark(struct rdti_tcp_batch *b, bool is_response, uint32_t number)
 
 /* Writes the head at `at`, which lies in the batch; on stream 0 it carries the ack. */
 static void
-encode_head(struct rdti_tcp_stream *s, struct rdti_stream_head *head, uint8_t *at)
+batch_encode_head(struct rdti_tcp_stream *s, struct rdti_stream_head *head, uint8_t *at)
 {
     struct rdti_tcp_lane *lane = s->lane;
 
@@ -80,20 +81,20 @@ encode_head(struct rdti_tcp_stream *s, struct rdti_stream_head *head, uint8_t *a
 }
 
 static void
-add_head(struct rdti_tcp_stream *s, struct rdti_stream_head *head)
+batch_add_head(struct rdti_tcp_stream *s, struct rdti_stream_head *head)
 {
     struct rdti_tcp_batch *b = s->batch;
     uint8_t *at = b->heads + b->head_bytes;
 
-    encode_head(s, head, at);
+    batch_encode_head(s, head, at);
     b->head_bytes += RDTI_STREAM_HEAD_BYTES;
-    add_iov(b, at, RDTI_STREAM_HEAD_BYTES);
+    batch_add_iov(b, at, RDTI_STREAM_HEAD_BYTES);
 }
 
 /* ---- Controls ------------------------------------------------------------------------------ */
 
 static bool
-take_requests(struct rdti_tcp_stream *s)
+batch_take_requests(struct rdti_tcp_stream *s)
 {
     struct rdti_tcp_lane *lane = s->lane;
 
@@ -108,7 +109,7 @@ take_requests(struct rdti_tcp_stream *s)
 }
 
 static void
-add_requests(struct rdti_tcp_stream *s)
+batch_add_requests(struct rdti_tcp_stream *s)
 {
     struct rdti_tcp_lane *lane = s->lane;
 
@@ -119,7 +120,7 @@ add_requests(struct rdti_tcp_stream *s)
         const uint32_t chunk = rdti_tcp_read_chunk_bytes(lane);
         const uint32_t len = left < chunk ? (uint32_t)left : chunk;
 
-        if (lane->requests == NULL && !take_requests(s))
+        if (lane->requests == NULL && !batch_take_requests(s))
             return;
         struct rdti_tcp_request *r = &lane->requests[lane->request_next % RDTI_STREAM_READS_MAX];
         if (r->op != NULL)
@@ -128,12 +129,12 @@ add_requests(struct rdti_tcp_stream *s)
                                        .dst = (uint8_t *)(uintptr_t)op->blocks[0].src + off,
                                        .id = lane->request_next,
                                        .len_bytes = len};
-        add_head(s, &(struct rdti_stream_head){.op = RDTI_STREAM_READ_REQUEST,
-                                               .value = lane->request_next,
-                                               .index = op->remote.index,
-                                               .generation = op->remote.generation,
-                                               .len_bytes = len,
-                                               .off_bytes = op->blocks[0].dst_off + off});
+        batch_add_head(s, &(struct rdti_stream_head){.op = RDTI_STREAM_READ_REQUEST,
+                                                     .value = lane->request_next,
+                                                     .index = op->remote.index,
+                                                     .generation = op->remote.generation,
+                                                     .len_bytes = len,
+                                                     .off_bytes = op->blocks[0].dst_off + off});
         lane->request_next++;
         lane->requests_open++;
         op->scratch[RDTI_TCP_OP_NEXT_OFF] = off + len;
@@ -147,13 +148,13 @@ add_requests(struct rdti_tcp_stream *s)
 /* Refusals precede all heads that acknowledge a later message: see wire/endpoint/stream.h. All of
  * them fit. */
 static void
-add_controls(struct rdti_tcp_stream *s)
+batch_add_controls(struct rdti_tcp_stream *s)
 {
     struct rdti_tcp_lane *lane = s->lane;
 
     if (lane->owes_ready) {
         lane->owes_ready = false;
-        add_head(s, &(struct rdti_stream_head){.op = RDTI_STREAM_READY});
+        batch_add_head(s, &(struct rdti_stream_head){.op = RDTI_STREAM_READY});
     }
     while (lane->refusal_count > 0) {
         const struct rdti_tcp_refusal *r = &lane->refusals[lane->refusal_first];
@@ -167,9 +168,9 @@ add_controls(struct rdti_tcp_stream *s)
         }
         lane->refusal_first = (lane->refusal_first + 1) % RDTI_TCP_REFUSALS_MAX;
         lane->refusal_count--;
-        add_head(s, &head);
+        batch_add_head(s, &head);
     }
-    add_requests(s);
+    batch_add_requests(s);
 }
 
 _Static_assert((RDTI_TCP_REFUSALS_MAX + 1) * RDTI_STREAM_HEAD_BYTES <= RDTI_TCP_BATCH_HEAD_BYTES,
@@ -178,7 +179,7 @@ _Static_assert((RDTI_TCP_REFUSALS_MAX + 1) * RDTI_STREAM_HEAD_BYTES <= RDTI_TCP_
 /* ---- Answers to reads ---------------------------------------------------------------------- */
 
 static bool
-has_response(struct rdti_tcp_stream *s)
+batch_has_response(struct rdti_tcp_stream *s)
 {
     struct rdti_tcp_lane *lane = s->lane;
 
@@ -194,7 +195,7 @@ has_response(struct rdti_tcp_stream *s)
 }
 
 static void
-add_response(struct rdti_tcp_stream *s)
+batch_add_response(struct rdti_tcp_stream *s)
 {
     struct rdti_tcp_lane *lane = s->lane;
     const struct rdti_tcp_response *r = &lane->responses[s->response_next % RDTI_STREAM_READS_MAX];
@@ -203,12 +204,12 @@ add_response(struct rdti_tcp_stream *s)
 
     if (r->is_striped)
         rdti_stream_stripe(r->len_bytes, s->index, lane->stream_count, &off, &len);
-    add_head(s, &(struct rdti_stream_head){.op = RDTI_STREAM_READ_DATA,
-                                           .flags = r->is_striped ? RDTI_STREAM_STRIPED : 0,
-                                           .value = r->id,
-                                           .len_bytes = r->len_bytes});
-    add_iov(s->batch, (const uint8_t *)r->target.addr + off, len);
-    add_mark(s->batch, true, s->response_next);
+    batch_add_head(s, &(struct rdti_stream_head){.op = RDTI_STREAM_READ_DATA,
+                                                 .flags = r->is_striped ? RDTI_STREAM_STRIPED : 0,
+                                                 .value = r->id,
+                                                 .len_bytes = r->len_bytes});
+    batch_add_iov(s->batch, (const uint8_t *)r->target.addr + off, len);
+    batch_add_mark(s->batch, true, s->response_next);
     s->response_next++;
 }
 
@@ -216,7 +217,7 @@ add_response(struct rdti_tcp_stream *s)
 
 /* Moves the cursor to the next bytes that this stream carries; false at the end of the op. */
 static bool
-seek_in_op(struct rdti_tcp_stream *s)
+batch_seek_in_op(struct rdti_tcp_stream *s)
 {
     const struct rdti_op *op = s->cursor;
 
@@ -239,18 +240,18 @@ rdti_tcp_set_cursor(struct rdti_tcp_stream *s, struct rdti_op *op)
                                             : RDTI_CONTAINER(op->link.next, struct rdti_op, link);
     s->cursor = op;
     if (op != NULL)
-        (void)seek_in_op(s);
+        (void)batch_seek_in_op(s);
 }
 
 /* After a part: moves to the next op if this part was the op's last. */
 static void
-step_cursor(struct rdti_tcp_stream *s)
+batch_step_cursor(struct rdti_tcp_stream *s)
 {
     struct rdti_op *op = s->cursor;
 
-    if (seek_in_op(s))
+    if (batch_seek_in_op(s))
         return;
-    add_mark(s->batch, false, (uint32_t)op->scratch[RDTI_TCP_OP_NUMBER]);
+    batch_add_mark(s->batch, false, (uint32_t)op->scratch[RDTI_TCP_OP_NUMBER]);
     rdti_tcp_set_cursor(s, op->link.next == &s->lane->ops
                                ? NULL
                                : RDTI_CONTAINER(op->link.next, struct rdti_op, link));
@@ -258,7 +259,7 @@ step_cursor(struct rdti_tcp_stream *s)
 
 /* Sets the flags and notification of a part on stream 0; the cursor is already past the part. */
 static void
-finish_head(struct rdti_tcp_stream *s, struct rdti_stream_head *head)
+batch_finish_head(struct rdti_tcp_stream *s, struct rdti_stream_head *head)
 {
     const struct rdti_op *op = s->cursor;
 
@@ -266,7 +267,7 @@ finish_head(struct rdti_tcp_stream *s, struct rdti_stream_head *head)
     head->generation = op->remote.generation;
     if (s->index != 0)
         return;
-    if (seek_in_op(s)) {
+    if (batch_seek_in_op(s)) {
         head->flags |= RDTI_STREAM_MORE;
         return;
     }
@@ -280,7 +281,7 @@ finish_head(struct rdti_tcp_stream *s, struct rdti_stream_head *head)
 
 /* Adds one block, or a piece of it, as a separate part. */
 static void
-add_large(struct rdti_tcp_stream *s)
+batch_add_large(struct rdti_tcp_stream *s)
 {
     const struct rdt_block *block = &s->cursor->blocks[s->cursor_block];
     const uint64_t left = block->len_bytes - s->cursor_off;
@@ -298,15 +299,16 @@ add_large(struct rdti_tcp_stream *s)
     s->cursor_off += len;
     if (is_striped)
         rdti_stream_stripe(head.len_bytes, s->index, s->lane->stream_count, &off, &len);
-    finish_head(s, &head);
-    add_head(s, &head);
-    add_iov(s->batch, src + off, len);
-    step_cursor(s);
+    batch_finish_head(s, &head);
+    batch_add_head(s, &head);
+    batch_add_iov(s->batch, src + off, len);
+    batch_step_cursor(s);
 }
 
 /* Gathers small blocks from the cursor on: their entries at `list`, their vectors in the batch. */
 static uint32_t
-gather(struct rdti_tcp_stream *s, uint8_t *list, struct rdti_stream_entry *first, uint32_t *len_out)
+batch_gather(struct rdti_tcp_stream *s, uint8_t *list, struct rdti_stream_entry *first,
+             uint32_t *len_out)
 {
     struct rdti_tcp_batch *b = s->batch;
     struct rdti_stream_entry last = {0};
@@ -314,7 +316,7 @@ gather(struct rdti_tcp_stream *s, uint8_t *list, struct rdti_stream_entry *first
     uint64_t total = 0;
 
     *first = last;
-    while (seek_in_op(s) && b->iov_count < RDTI_TCP_BATCH_IOVS) {
+    while (batch_seek_in_op(s) && b->iov_count < RDTI_TCP_BATCH_IOVS) {
         const struct rdt_block *block = &s->cursor->blocks[s->cursor_block];
         const uint64_t len = block->len_bytes - s->cursor_off;
         const uint64_t off = block->dst_off + s->cursor_off;
@@ -333,7 +335,7 @@ gather(struct rdti_tcp_stream *s, uint8_t *list, struct rdti_stream_entry *first
         if (count == 1)
             *first = last;
         total += len;
-        add_iov(b, (const uint8_t *)block->src + s->cursor_off, len);
+        batch_add_iov(b, (const uint8_t *)block->src + s->cursor_off, len);
         s->cursor_off += len;
     }
     *len_out = (uint32_t)total;
@@ -342,7 +344,7 @@ gather(struct rdti_tcp_stream *s, uint8_t *list, struct rdti_stream_entry *first
 
 /* Small blocks: one head, a list if there are several, then all bytes. */
 static void
-add_small(struct rdti_tcp_stream *s)
+batch_add_small(struct rdti_tcp_stream *s)
 {
     struct rdti_tcp_batch *b = s->batch;
     const struct rdti_op *op = s->cursor;
@@ -353,7 +355,7 @@ add_small(struct rdti_tcp_stream *s)
 
     struct iovec *head_iov = &b->iov[b->iov_count++];
     *head_iov = (struct iovec){.iov_base = at, .iov_len = RDTI_STREAM_HEAD_BYTES};
-    const uint32_t count = gather(s, at + RDTI_STREAM_HEAD_BYTES, &first, &head.len_bytes);
+    const uint32_t count = batch_gather(s, at + RDTI_STREAM_HEAD_BYTES, &first, &head.len_bytes);
     if (count > 1) {
         head.op = RDTI_STREAM_WRITE_LIST;
         head.aux = (uint16_t)count;
@@ -366,21 +368,21 @@ add_small(struct rdti_tcp_stream *s)
     head_iov->iov_len = head_bytes;
     b->head_bytes += head_bytes;
     b->bytes += head_bytes;
-    finish_head(s, &head);
-    encode_head(s, &head, at);
-    step_cursor(s);
+    batch_finish_head(s, &head);
+    batch_encode_head(s, &head, at);
+    batch_step_cursor(s);
 }
 
 /* A block that fits into the head itself. */
 static bool
-can_inline(const struct rdti_op *op)
+batch_can_inline(const struct rdti_op *op)
 {
     return op->block_count == 1 && op->len_bytes > 0 && op->len_bytes <= RDTI_STREAM_INLINE_BYTES &&
            op->blocks[0].dst_off <= UINT32_MAX;
 }
 
 static void
-add_inline(struct rdti_tcp_stream *s)
+batch_add_inline(struct rdti_tcp_stream *s)
 {
     const struct rdt_block *block = s->cursor->blocks;
     struct rdti_stream_head head = {.op = RDTI_STREAM_WRITE_INLINE,
@@ -389,33 +391,33 @@ add_inline(struct rdti_tcp_stream *s)
 
     memcpy(head.inlined, block->src, block->len_bytes);
     s->cursor_off = block->len_bytes;
-    finish_head(s, &head);
-    add_head(s, &head);
-    step_cursor(s);
+    batch_finish_head(s, &head);
+    batch_add_head(s, &head);
+    batch_step_cursor(s);
 }
 
 /* False if the batch has no room for it. */
 static bool
-add_write(struct rdti_tcp_stream *s)
+batch_add_write(struct rdti_tcp_stream *s)
 {
     const struct rdti_tcp_batch *b = s->batch;
     const struct rdti_op *op = s->cursor;
 
-    if (can_inline(op)) {
-        add_inline(s);
+    if (batch_can_inline(op)) {
+        batch_add_inline(s);
         return true;
     }
-    const bool has_bytes = seek_in_op(s);
+    const bool has_bytes = batch_seek_in_op(s);
     if (has_bytes &&
         op->blocks[s->cursor_block].len_bytes - s->cursor_off >= RDTI_TCP_LIST_BLOCK_MAX_BYTES) {
-        add_large(s);
+        batch_add_large(s);
         return true;
     }
     /* A list that is split for lack of room costs a further head and system call. */
     const bool is_list = op->block_count - s->cursor_block > 1;
     if (is_list && b->iov_count > 0)
         return false;
-    add_small(s);
+    batch_add_small(s);
     return true;
 }
 
@@ -436,20 +438,20 @@ rdti_tcp_fill(struct rdti_tcp_stream *s)
     if (rdti_tcp_phase_of(lane) != RDTI_TCP_READY)
         return false;
     if (s->index == 0)
-        add_controls(s);
+        batch_add_controls(s);
     while (batch_has_room(b)) {
-        const bool can_respond = has_response(s);
+        const bool can_respond = batch_has_response(s);
 
         if (can_respond && (lane->is_response_turn || s->cursor == NULL)) {
-            add_response(s);
+            batch_add_response(s);
             lane->is_response_turn = false;
             continue;
         }
-        if (s->cursor == NULL || !add_write(s))
+        if (s->cursor == NULL || !batch_add_write(s))
             break;
         lane->is_response_turn = true;
     }
     if (s->index == 0 && lane->owes_ack && b->iov_count == 0)
-        add_head(s, &(struct rdti_stream_head){.op = RDTI_STREAM_ACK});
+        batch_add_head(s, &(struct rdti_stream_head){.op = RDTI_STREAM_ACK});
     return b->iov_count > 0;
 }

@@ -8,8 +8,8 @@
 #include "transport/tcp/tcp.h"
 
 static rdt_status
-refusal_error(const struct rdti_tcp_lane *lane, const struct rdti_op *op, rdt_status status,
-              struct rdt_error *err)
+tcp_ends_refusal_error(const struct rdti_tcp_lane *lane, const struct rdti_op *op,
+                       rdt_status status, struct rdt_error *err)
 {
     return rdti_error_set_rank(
         err, status, lane->args.peer_rank,
@@ -37,7 +37,7 @@ rdti_tcp_complete_all(struct rdti_tcp_lane *lane, struct rdti_list *ops,
         if (err != NULL) {
             op->complete(op, (rdt_status)err->status, err);
         } else if (status != RDT_OK) {
-            (void)refusal_error(lane, op, status, &refusal);
+            (void)tcp_ends_refusal_error(lane, op, status, &refusal);
             op->complete(op, status, &refusal);
         } else {
             rdti_count_moved(lane->tcp->host->counters, &lane->base, op);

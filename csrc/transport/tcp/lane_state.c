@@ -21,7 +21,7 @@ rdti_tcp_call_attention(struct rdti_tcp_lane *lane)
     (void)pthread_mutex_lock(&tcp->attention_lock);
     if (rdti_list_is_empty(&lane->attention_link))
         rdti_list_append(&tcp->attention, &lane->attention_link);
-    /* release: pairs with the acquire in take_attention() */
+    /* release: pairs with the acquire in tcp_take_attention() */
     atomic_store_explicit(&tcp->has_attention, true, memory_order_release);
     (void)pthread_mutex_unlock(&tcp->attention_lock);
 }

@@ -52,19 +52,19 @@ parts_max(const struct rdti_tcp_lane *lane)
 
 /* Place i of the ring. */
 static struct rdti_tcp_part *
-part_at(struct rdti_tcp_lane *lane, uint32_t i)
+parts_at(struct rdti_tcp_lane *lane, uint32_t i)
 {
     return lane->backlog != NULL ? &lane->backlog->parts[i % RDTI_TCP_PARTS_MAX] : &lane->lone_part;
 }
 
 static struct rdti_tcp_stripe *
-stripe_at(struct rdti_tcp_lane *lane, uint32_t ordinal)
+parts_stripe_at(struct rdti_tcp_lane *lane, uint32_t ordinal)
 {
     return &lane->backlog->stripes[ordinal % RDTI_TCP_STRIPES_MAX];
 }
 
 static rdt_status
-take_backlog(struct rdti_tcp_lane *lane, struct rdt_error *err)
+parts_take_backlog(struct rdti_tcp_lane *lane, struct rdt_error *err)
 {
     struct rdti_tcp_backlog *backlog = rdti_tcp_pool_take(&lane->tcp->backlogs);
 
@@ -79,10 +79,10 @@ take_backlog(struct rdti_tcp_lane *lane, struct rdt_error *err)
 
 /* Frees the backlog when no stripe is in flight on any stream. */
 static void
-drop_backlog(struct rdti_tcp_lane *lane)
+parts_drop_backlog(struct rdti_tcp_lane *lane)
 {
     if (lane->backlog == NULL || lane->parts_count > 0 ||
-        stripe_at(lane, lane->stripes_first)->begun > 0)
+        parts_stripe_at(lane, lane->stripes_first)->begun > 0)
         return;
     rdti_tcp_pool_give(&lane->tcp->backlogs, lane->backlog);
     lane->backlog = NULL;
@@ -106,12 +106,12 @@ rdti_tcp_stripe_begins(struct rdti_tcp_stream *stream, struct rdt_error *err)
     const struct rdti_stream_head *head = &stream->rx.head;
 
     if (lane->backlog == NULL) {
-        const rdt_status status = take_backlog(lane, err);
+        const rdt_status status = parts_take_backlog(lane, err);
 
         if (status != RDT_OK)
             return status;
     }
-    struct rdti_tcp_stripe *stripe = stripe_at(lane, stream->stripes_taken);
+    struct rdti_tcp_stripe *stripe = parts_stripe_at(lane, stream->stripes_taken);
     if (stripe->begun++ == 0)
         stripe->head = *head;
     if (stripe->head.index == head->index && stripe->head.generation == head->generation &&
@@ -128,14 +128,14 @@ rdti_tcp_part_done(struct rdti_tcp_stream *stream)
     const struct rdti_stream_head *head = &stream->rx.head;
 
     if ((head->flags & RDTI_STREAM_STRIPED) != 0) {
-        struct rdti_tcp_stripe *stripe = stripe_at(lane, stream->stripes_taken++);
+        struct rdti_tcp_stripe *stripe = parts_stripe_at(lane, stream->stripes_taken++);
 
         stripe->done++;
         if (stripe->refused == RDT_OK)
             stripe->refused = stream->rx.refused;
     }
     if (stream->index == 0)
-        *part_at(lane, lane->parts_first + lane->parts_count++) =
+        *parts_at(lane, lane->parts_first + lane->parts_count++) =
             (struct rdti_tcp_part){.flags = head->flags,
                                    .refused = stream->rx.refused,
                                    .notify = head->value,
@@ -145,7 +145,7 @@ rdti_tcp_part_done(struct rdti_tcp_stream *stream)
 
 /* Queues the refusal of `number`; false if the queue is full. */
 static bool
-push_refusal(struct rdti_tcp_lane *lane, bool is_read, uint32_t number, rdt_status status)
+parts_push_refusal(struct rdti_tcp_lane *lane, bool is_read, uint32_t number, rdt_status status)
 {
     bool has_room;
 
@@ -167,13 +167,14 @@ push_refusal(struct rdti_tcp_lane *lane, bool is_read, uint32_t number, rdt_stat
 
 /* The last part of a message is in place. False: retry later. */
 static bool
-finish_message(struct rdti_tcp_lane *lane, const struct rdti_tcp_part *part, rdt_status refused)
+parts_finish_message(struct rdti_tcp_lane *lane, const struct rdti_tcp_part *part,
+                     rdt_status refused)
 {
     const uint32_t number = atomic_load_explicit(&lane->rx_done, memory_order_relaxed) +
                             1; /* only the driver changes it */
 
     if (refused != RDT_OK) {
-        if (!push_refusal(lane, false, number, refused))
+        if (!parts_push_refusal(lane, false, number, refused))
             return false;
         lane->rx_messages++;
         return true;
@@ -185,7 +186,7 @@ finish_message(struct rdti_tcp_lane *lane, const struct rdti_tcp_part *part, rdt
 }
 
 static void
-deliver(struct rdti_tcp_lane *lane, const struct rdti_tcp_part *part)
+parts_deliver(struct rdti_tcp_lane *lane, const struct rdti_tcp_part *part)
 {
     const struct rdti_host *host = lane->tcp->host;
 
@@ -199,18 +200,18 @@ void
 rdti_tcp_drain_parts(struct rdti_tcp_lane *lane)
 {
     while (lane->parts_count > 0 && rdti_tcp_phase_of(lane) == RDTI_TCP_READY) {
-        const struct rdti_tcp_part part = *part_at(lane, lane->parts_first);
+        const struct rdti_tcp_part part = *parts_at(lane, lane->parts_first);
         struct rdti_tcp_stripe *stripe = NULL;
         rdt_status refused = lane->message_refused != RDT_OK ? lane->message_refused : part.refused;
 
         if ((part.flags & RDTI_STREAM_STRIPED) != 0) {
-            stripe = stripe_at(lane, lane->stripes_first);
+            stripe = parts_stripe_at(lane, lane->stripes_first);
             if (stripe->done < lane->stream_count)
                 return;
             refused = refused != RDT_OK ? refused : stripe->refused;
         }
         const bool is_last = (part.flags & RDTI_STREAM_MORE) == 0;
-        if (is_last && !finish_message(lane, &part, refused))
+        if (is_last && !parts_finish_message(lane, &part, refused))
             return;
         lane->message_refused = is_last ? RDT_OK : refused;
         lane->ack_bytes += part.len_bytes;
@@ -221,15 +222,15 @@ rdti_tcp_drain_parts(struct rdti_tcp_lane *lane)
         lane->parts_first++;
         lane->parts_count--;
         if (refused == RDT_OK)
-            deliver(lane, &part);
+            parts_deliver(lane, &part);
     }
-    drop_backlog(lane);
+    parts_drop_backlog(lane);
 }
 
 /* ---- Acknowledgements to send -------------------------------------------------------------- */
 
 static void
-send_ack_alone(struct rdti_tcp_lane *lane)
+parts_send_ack_alone(struct rdti_tcp_lane *lane)
 {
     if (atomic_load_explicit(&lane->streams[0]->wants_out, memory_order_relaxed))
         return; /* the socket is full, and the next head that is sent carries it */
@@ -241,7 +242,7 @@ send_ack_alone(struct rdti_tcp_lane *lane)
 
 /* A hold was in vain: acks are sent at once, until the next trial holds them. */
 static void
-lose_patience(struct rdti_tcp_lane *lane)
+parts_lose_patience(struct rdti_tcp_lane *lane)
 {
     const uint32_t ridden = atomic_exchange_explicit(&lane->acks_ridden, 0, memory_order_relaxed);
     const uint32_t first =
@@ -259,7 +260,7 @@ lose_patience(struct rdti_tcp_lane *lane)
 
 /* Counts an ack that is sent alone without a hold. */
 static void
-approach_trial(struct rdti_tcp_lane *lane)
+parts_approach_trial(struct rdti_tcp_lane *lane)
 {
     if (--lane->trial_in > 0)
         return;
@@ -284,14 +285,14 @@ rdti_tcp_settle_acks(struct rdti_tcp_lane *lane, bool is_idle)
     }
     if (lane->is_ack_now || owed >= RDTI_TCP_ACK_MESSAGES ||
         lane->ack_bytes >= RDTI_TCP_ACK_BYTES) {
-        send_ack_alone(lane);
+        parts_send_ack_alone(lane);
         return 0;
     }
     if (atomic_load_explicit(&lane->streams[0]->wants_out, memory_order_relaxed))
         return 0; /* the socket is full: the next head carries it; does not count as a trial */
     if (!lane->is_patient) {
-        approach_trial(lane);
-        send_ack_alone(lane);
+        parts_approach_trial(lane);
+        parts_send_ack_alone(lane);
         return 0;
     }
     if (!is_idle)
@@ -301,8 +302,8 @@ rdti_tcp_settle_acks(struct rdti_tcp_lane *lane, bool is_idle)
         lane->ack_since_ns = now_ns;
     if (now_ns - lane->ack_since_ns < RDTI_TCP_ACK_HOLD_NS)
         return RDTI_TCP_ACK_HOLD_NS - (now_ns - lane->ack_since_ns);
-    lose_patience(lane);
-    send_ack_alone(lane);
+    parts_lose_patience(lane);
+    parts_send_ack_alone(lane);
     return 0;
 }
 
@@ -352,7 +353,7 @@ rdti_tcp_take_request(struct rdti_tcp_lane *lane, const struct rdti_stream_head 
     const rdt_status status = host->target_acquire(host->core, head->index, head->generation,
                                                    head->off_bytes, head->len_bytes, &target, &why);
     if (status != RDT_OK) {
-        *is_stalled_out = !push_refusal(lane, true, head->value, status);
+        *is_stalled_out = !parts_push_refusal(lane, true, head->value, status);
         return RDT_OK;
     }
     (void)pthread_mutex_lock(&lane->lock);
@@ -378,7 +379,7 @@ rdti_tcp_take_request(struct rdti_tcp_lane *lane, const struct rdti_stream_head 
 /* ---- Reads of this side -------------------------------------------------------------------- */
 
 static struct rdti_tcp_request *
-find_request(struct rdti_tcp_lane *lane, uint32_t id)
+parts_find_request(struct rdti_tcp_lane *lane, uint32_t id)
 {
     if (lane->requests == NULL)
         return NULL;
@@ -401,7 +402,7 @@ rdti_tcp_claim_read(struct rdti_tcp_stream *stream, uint8_t **dst_out, uint32_t 
     if (is_striped)
         rdti_stream_stripe(head->len_bytes, stream->index, lane->stream_count, &off, &len);
     (void)pthread_mutex_lock(&lane->lock);
-    struct rdti_tcp_request *r = find_request(lane, head->value);
+    struct rdti_tcp_request *r = parts_find_request(lane, head->value);
     const bool is_first = r != NULL && r->seen == 0;
     const bool is_honest = r != NULL && r->len_bytes == head->len_bytes && (r->seen & bit) == 0 &&
                            (is_first || (is_striped && r->is_striped));
@@ -425,7 +426,7 @@ rdti_tcp_claim_read(struct rdti_tcp_stream *stream, uint8_t **dst_out, uint32_t 
 
 /* Ends a request, and its op if this was the op's last request. */
 static void
-end_request(struct rdti_tcp_lane *lane, struct rdti_tcp_request *r, rdt_status status)
+parts_end_request(struct rdti_tcp_lane *lane, struct rdti_tcp_request *r, rdt_status status)
 {
     struct rdti_op *op = r->op;
     struct rdti_list done;
@@ -452,11 +453,11 @@ void
 rdti_tcp_read_part_done(struct rdti_tcp_lane *lane, uint32_t id)
 {
     (void)pthread_mutex_lock(&lane->lock);
-    struct rdti_tcp_request *r = find_request(lane, id);
+    struct rdti_tcp_request *r = parts_find_request(lane, id);
 
     assert(r != NULL && r->parts_left > 0); /* claimed, and claims are counted */
     if (--r->parts_left == 0)
-        end_request(lane, r, RDT_OK); /* releases the lock */
+        parts_end_request(lane, r, RDT_OK); /* releases the lock */
     else
         (void)pthread_mutex_unlock(&lane->lock);
 }
@@ -466,7 +467,7 @@ rdti_tcp_read_refused(struct rdti_tcp_lane *lane, const struct rdti_stream_head 
                       struct rdt_error *err)
 {
     (void)pthread_mutex_lock(&lane->lock);
-    struct rdti_tcp_request *r = find_request(lane, head->value);
+    struct rdti_tcp_request *r = parts_find_request(lane, head->value);
 
     if (r == NULL || r->seen != 0) {
         (void)pthread_mutex_unlock(&lane->lock);
@@ -474,6 +475,6 @@ rdti_tcp_read_refused(struct rdti_tcp_lane *lane, const struct rdti_stream_head 
                               "tcp stream: a refusal of read %u, which does not wait for one",
                               head->value);
     }
-    end_request(lane, r, -(rdt_status)head->aux); /* releases the lock */
+    parts_end_request(lane, r, -(rdt_status)head->aux); /* releases the lock */
     return RDT_OK;
 }

@@ -19,7 +19,7 @@ enum outcome {
 /* Fails the lane, because the peer broke the protocol or memory is short. The error adds the peer
  * to the cause. */
 static enum outcome
-fail_part(struct rdti_tcp_stream *s, const struct rdt_error *why)
+rx_fail_part(struct rdti_tcp_stream *s, const struct rdt_error *why)
 {
     struct rdt_error err;
 
@@ -36,7 +36,7 @@ fail_part(struct rdti_tcp_stream *s, const struct rdt_error *why)
 }
 
 static enum outcome
-end_part(struct rdti_tcp_stream *s)
+rx_end_part(struct rdti_tcp_stream *s)
 {
     struct rdti_tcp_rx *rx = &s->rx;
     const bool is_empty = rx->head_have == 0;
@@ -51,18 +51,18 @@ end_part(struct rdti_tcp_stream *s)
 }
 
 static enum outcome
-begin_payload(struct rdti_tcp_stream *s, enum rdti_tcp_rx_state state, uint64_t len_bytes)
+rx_begin_payload(struct rdti_tcp_stream *s, enum rdti_tcp_rx_state state, uint64_t len_bytes)
 {
     s->rx.state = state;
     s->rx.left = len_bytes;
     s->rx.iov_at = 0;
-    return len_bytes == 0 ? end_part(s) : OUTCOME_GO;
+    return len_bytes == 0 ? rx_end_part(s) : OUTCOME_GO;
 }
 
 /* Pins the whole range of a part, even if only a stripe arrives here: a part is refused as a whole.
  * NULL: refused, rx.refused has the reason. */
 static uint8_t *
-acquire(struct rdti_tcp_stream *s, uint64_t off_bytes, uint64_t len_bytes)
+rx_acquire(struct rdti_tcp_stream *s, uint64_t off_bytes, uint64_t len_bytes)
 {
     const struct rdti_host *host = s->lane->tcp->host;
     struct rdti_tcp_rx *rx = &s->rx;
@@ -81,7 +81,7 @@ acquire(struct rdti_tcp_stream *s, uint64_t off_bytes, uint64_t len_bytes)
 }
 
 static enum outcome
-expect_list(struct rdti_tcp_stream *s)
+rx_expect_list(struct rdti_tcp_stream *s)
 {
     struct rdti_tcp_rx *rx = &s->rx;
     struct rdt_error err;
@@ -89,7 +89,7 @@ expect_list(struct rdti_tcp_stream *s)
     rx->list = rdti_tcp_pool_take(&s->lane->tcp->lists);
     if (rx->list == NULL) {
         (void)rdti_error_set(&err, RDT_ENOMEM, 0, "a list of %zu bytes", sizeof(*rx->list));
-        return fail_part(s, &err);
+        return rx_fail_part(s, &err);
     }
     rx->list_have = 0;
     rx->state = RDTI_TCP_RX_LIST;
@@ -98,7 +98,7 @@ expect_list(struct rdti_tcp_stream *s)
 
 /* All payload goes to one address. */
 static void
-aim_at(struct rdti_tcp_rx *rx, uint8_t *at, uint32_t len_bytes)
+rx_aim_at(struct rdti_tcp_rx *rx, uint8_t *at, uint32_t len_bytes)
 {
     rx->iov = rx->lone;
     rx->iov[0] = (struct iovec){.iov_base = at, .iov_len = len_bytes};
@@ -106,7 +106,7 @@ aim_at(struct rdti_tcp_rx *rx, uint8_t *at, uint32_t len_bytes)
 }
 
 static enum outcome
-begin_write(struct rdti_tcp_stream *s)
+rx_begin_write(struct rdti_tcp_stream *s)
 {
     struct rdti_tcp_rx *rx = &s->rx;
     uint32_t off = 0;
@@ -116,31 +116,32 @@ begin_write(struct rdti_tcp_stream *s)
         return OUTCOME_WAIT;
     rx->head_have = 0;
     if (rx->head.op == RDTI_STREAM_WRITE_LIST)
-        return expect_list(s);
+        return rx_expect_list(s);
     if ((rx->head.flags & RDTI_STREAM_STRIPED) != 0) {
         struct rdt_error err;
 
         if (rdti_tcp_stripe_begins(s, &err) != RDT_OK)
-            return fail_part(s, &err);
+            return rx_fail_part(s, &err);
         rdti_stream_stripe(rx->head.len_bytes, s->index, s->lane->stream_count, &off, &len);
     }
-    uint8_t *at = acquire(s, rx->head.off_bytes, rx->head.len_bytes);
+    uint8_t *at = rx_acquire(s, rx->head.off_bytes, rx->head.len_bytes);
     if (at == NULL)
-        return rx->head.op == RDTI_STREAM_WRITE_INLINE ? end_part(s)
-                                                       : begin_payload(s, RDTI_TCP_RX_DRAIN, len);
+        return rx->head.op == RDTI_STREAM_WRITE_INLINE
+                   ? rx_end_part(s)
+                   : rx_begin_payload(s, RDTI_TCP_RX_DRAIN, len);
     if (rx->head.op == RDTI_STREAM_WRITE_INLINE) {
         memcpy(at, rx->head.inlined, len);
         /* A message's head and body are never as short as this. */
         rdti_count(&s->lane->tcp->host->counters->copied_bytes[RDTI_TRAFFIC_PLANNED], len);
-        return end_part(s);
+        return rx_end_part(s);
     }
-    aim_at(rx, at + off, len);
-    return begin_payload(s, RDTI_TCP_RX_PAYLOAD, len);
+    rx_aim_at(rx, at + off, len);
+    return rx_begin_payload(s, RDTI_TCP_RX_PAYLOAD, len);
 }
 
 /* The list has arrived: takes one pin over all its entries. */
 static enum outcome
-begin_list(struct rdti_tcp_stream *s)
+rx_begin_list(struct rdti_tcp_stream *s)
 {
     struct rdti_tcp_rx *rx = &s->rx;
     struct rdti_stream_entry entries[RDTI_STREAM_LIST_MAX];
@@ -150,20 +151,20 @@ begin_list(struct rdti_tcp_stream *s)
 
     if (rdti_stream_list_decode(rx->list->bytes, rx->list_have, rx->head.aux, rx->head.len_bytes,
                                 entries, &lo, &hi, &err) != RDT_OK)
-        return fail_part(s, &err);
-    uint8_t *base = acquire(s, lo, hi - lo);
+        return rx_fail_part(s, &err);
+    uint8_t *base = rx_acquire(s, lo, hi - lo);
     if (base == NULL)
-        return begin_payload(s, RDTI_TCP_RX_DRAIN, rx->head.len_bytes);
+        return rx_begin_payload(s, RDTI_TCP_RX_DRAIN, rx->head.len_bytes);
     rx->iov = rx->list->iov;
     for (uint32_t i = 0; i < rx->head.aux; i++)
         rx->iov[i] = (struct iovec){.iov_base = base + (entries[i].off_bytes - lo),
                                     .iov_len = entries[i].len_bytes};
     rx->iov_count = rx->head.aux;
-    return begin_payload(s, RDTI_TCP_RX_PAYLOAD, rx->head.len_bytes);
+    return rx_begin_payload(s, RDTI_TCP_RX_PAYLOAD, rx->head.len_bytes);
 }
 
 static enum outcome
-begin_read_data(struct rdti_tcp_stream *s)
+rx_begin_read_data(struct rdti_tcp_stream *s)
 {
     struct rdti_tcp_rx *rx = &s->rx;
     struct rdt_error err;
@@ -171,15 +172,15 @@ begin_read_data(struct rdti_tcp_stream *s)
     uint32_t len;
 
     if (rdti_tcp_claim_read(s, &dst, &len, &err) != RDT_OK)
-        return fail_part(s, &err);
+        return rx_fail_part(s, &err);
     rx->head_have = 0;
-    aim_at(rx, dst, len);
-    return begin_payload(s, RDTI_TCP_RX_PAYLOAD, len);
+    rx_aim_at(rx, dst, len);
+    return rx_begin_payload(s, RDTI_TCP_RX_PAYLOAD, len);
 }
 
 /* Heads without payload. */
 static enum outcome
-take_control(struct rdti_tcp_stream *s)
+rx_take_control(struct rdti_tcp_stream *s)
 {
     struct rdti_tcp_lane *lane = s->lane;
     const struct rdti_stream_head *head = &s->rx.head;
@@ -198,7 +199,7 @@ take_control(struct rdti_tcp_stream *s)
         break;
     }
     if (status != RDT_OK)
-        return fail_part(s, &err);
+        return rx_fail_part(s, &err);
     if (is_stalled)
         return OUTCOME_WAIT;
     s->rx.head_have = 0;
@@ -208,7 +209,7 @@ take_control(struct rdti_tcp_stream *s)
 /* Before the lane is ready the connector accepts only READY on stream 0, and the listener nothing.
  * Stripes on the connector's other streams do not pass here. */
 static enum outcome
-take_early(struct rdti_tcp_stream *s)
+rx_take_early(struct rdti_tcp_stream *s)
 {
     struct rdt_error err;
 
@@ -219,27 +220,27 @@ take_early(struct rdti_tcp_stream *s)
     }
     (void)rdti_error_set(&err, RDT_EPROTO, 0, "tcp stream: op %u before the lane is ready",
                          s->rx.head.op);
-    return fail_part(s, &err);
+    return rx_fail_part(s, &err);
 }
 
 static enum outcome
-dispatch(struct rdti_tcp_stream *s)
+rx_dispatch(struct rdti_tcp_stream *s)
 {
     switch (s->rx.head.op) {
     case RDTI_STREAM_WRITE:
     case RDTI_STREAM_WRITE_LIST:
     case RDTI_STREAM_WRITE_INLINE:
-        return begin_write(s);
+        return rx_begin_write(s);
     case RDTI_STREAM_READ_DATA:
-        return begin_read_data(s);
+        return rx_begin_read_data(s);
     default:
-        return take_control(s);
+        return rx_take_control(s);
     }
 }
 
 /* A whole head has arrived. */
 static enum outcome
-begin_part(struct rdti_tcp_stream *s)
+rx_begin_part(struct rdti_tcp_stream *s)
 {
     struct rdti_tcp_rx *rx = &s->rx;
     struct rdti_tcp_lane *lane = s->lane;
@@ -249,12 +250,12 @@ begin_part(struct rdti_tcp_stream *s)
     rdt_status status = rdti_stream_head_decode(rx->head_buf, sizeof(rx->head_buf), s->index,
                                                 lane->stream_count, &rx->head, &err);
     if (status != RDT_OK)
-        return fail_part(s, &err);
+        return rx_fail_part(s, &err);
     if (!is_ready && (s->index == 0 || !lane->args.is_connector))
-        return take_early(s);
+        return rx_take_early(s);
     if (rx->head.op == RDTI_STREAM_READY) {
         (void)rdti_error_set(&err, RDT_EPROTO, 0, "tcp stream: READY again");
-        return fail_part(s, &err);
+        return rx_fail_part(s, &err);
     }
     if (s->index == 0) {
         const bool is_refusal = rx->head.op == RDTI_STREAM_REFUSED;
@@ -262,18 +263,18 @@ begin_part(struct rdti_tcp_stream *s)
         status = rdti_tcp_take_ack(lane, rx->head.ack,
                                    is_refusal ? -(rdt_status)rx->head.aux : RDT_OK, &err);
         if (status != RDT_OK)
-            return fail_part(s, &err);
+            return rx_fail_part(s, &err);
         if (rdti_tcp_phase_of(lane) == RDTI_TCP_FAILED)
             return OUTCOME_BROKEN; /* the completion of an op has closed the lane */
     }
-    return dispatch(s);
+    return rx_dispatch(s);
 }
 
 /* ---- Bytes --------------------------------------------------------------------------------- */
 
 /* Takes n received bytes: payload first, the rest belongs to the next head. */
 static void
-advance_payload(struct rdti_tcp_rx *rx, size_t n)
+rx_advance_payload(struct rdti_tcp_rx *rx, size_t n)
 {
     const size_t taken = n < rx->left ? n : (size_t)rx->left;
     size_t rest = taken;
@@ -290,7 +291,7 @@ advance_payload(struct rdti_tcp_rx *rx, size_t n)
 }
 
 static ssize_t
-recv_payload(struct rdti_tcp_stream *s, size_t *asked_out)
+rx_recv_payload(struct rdti_tcp_stream *s, size_t *asked_out)
 {
     struct rdti_tcp_rx *rx = &s->rx;
     struct msghdr msg = {.msg_iov = rx->iov + rx->iov_at,
@@ -305,7 +306,7 @@ recv_payload(struct rdti_tcp_stream *s, size_t *asked_out)
 /* A small payload that arrives alone, as in a ping-pong: the plain call saves a tenth of the whole
  * latency compared with one that also asks for the next head. */
 static ssize_t
-recv_lone_payload(struct rdti_tcp_stream *s, size_t *asked_out)
+rx_recv_lone_payload(struct rdti_tcp_stream *s, size_t *asked_out)
 {
     const struct iovec *iov = &s->rx.iov[s->rx.iov_at];
 
@@ -315,7 +316,7 @@ recv_lone_payload(struct rdti_tcp_stream *s, size_t *asked_out)
 
 /* One system call; *asked_out is the number of bytes requested. */
 static ssize_t
-recv_some(struct rdti_tcp_stream *s, size_t *asked_out)
+rx_recv_some(struct rdti_tcp_stream *s, size_t *asked_out)
 {
     struct rdti_tcp_rx *rx = &s->rx;
     struct rdti_tcp *tcp = s->lane->tcp;
@@ -336,14 +337,14 @@ recv_some(struct rdti_tcp_stream *s, size_t *asked_out)
         break;
     default:
         if (!rx->is_run && rx->left < RDTI_TCP_LONE_MAX_BYTES && rx->iov_at + 1 == rx->iov_count)
-            return recv_lone_payload(s, asked_out);
-        return recv_payload(s, asked_out);
+            return rx_recv_lone_payload(s, asked_out);
+        return rx_recv_payload(s, asked_out);
     }
     return recv(s->fd, at, *asked_out, MSG_DONTWAIT);
 }
 
 static enum outcome
-take_bytes(struct rdti_tcp_stream *s, size_t n)
+rx_take_bytes(struct rdti_tcp_stream *s, size_t n)
 {
     struct rdti_tcp_rx *rx = &s->rx;
 
@@ -356,20 +357,20 @@ take_bytes(struct rdti_tcp_stream *s, size_t n)
         rx->list_have += (uint32_t)n;
         if (rx->list_have < (uint32_t)rx->head.aux * RDTI_STREAM_ENTRY_BYTES)
             return OUTCOME_GO;
-        return begin_list(s);
+        return rx_begin_list(s);
     case RDTI_TCP_RX_DRAIN:
         rx->left -= n;
         break;
     default:
-        advance_payload(rx, n);
+        rx_advance_payload(rx, n);
         break;
     }
-    return rx->left == 0 ? end_part(s) : OUTCOME_GO;
+    return rx->left == 0 ? rx_end_part(s) : OUTCOME_GO;
 }
 
 /* Received n <= 0: whether to continue, and whether the lane broke. */
 static enum outcome
-take_end(struct rdti_tcp_stream *s, ssize_t n, int sys_errno)
+rx_take_end(struct rdti_tcp_stream *s, ssize_t n, int sys_errno)
 {
     if (n == 0) {
         rdti_tcp_fail_socket(s, "the peer closed the connection", 0);
@@ -385,9 +386,9 @@ take_end(struct rdti_tcp_stream *s, ssize_t n, int sys_errno)
 
 /* Begins the part of a received head, unless it must wait. */
 static enum outcome
-step_head(struct rdti_tcp_stream *s)
+rx_step_head(struct rdti_tcp_stream *s)
 {
-    const enum outcome outcome = begin_part(s);
+    const enum outcome outcome = rx_begin_part(s);
 
     if (outcome != OUTCOME_BROKEN)
         s->is_stalled = outcome == OUTCOME_WAIT;
@@ -407,18 +408,18 @@ rdti_tcp_receive(struct rdti_tcp_stream *stream, uint64_t *budget_bytes)
         if (rx->state == RDTI_TCP_RX_HEAD && rx->head_have == sizeof(rx->head_buf)) {
             const bool was_stalled = stream->is_stalled;
 
-            outcome = step_head(stream);
+            outcome = rx_step_head(stream);
             work += outcome != OUTCOME_WAIT || !was_stalled;
             continue;
         }
-        const ssize_t n = recv_some(stream, &asked);
+        const ssize_t n = rx_recv_some(stream, &asked);
         if (n <= 0) {
-            outcome = take_end(stream, n, errno);
+            outcome = rx_take_end(stream, n, errno);
             continue;
         }
         work++;
         *budget_bytes -= (uint64_t)n < *budget_bytes ? (uint64_t)n : *budget_bytes;
-        outcome = take_bytes(stream, (size_t)n);
+        outcome = rx_take_bytes(stream, (size_t)n);
         if (outcome == OUTCOME_GO && (size_t)n < asked && rx->head_have < sizeof(rx->head_buf))
             outcome = OUTCOME_EMPTY; /* the socket is empty */
     }

@@ -34,7 +34,8 @@ rdti_tcp_streams_wanted(const struct rdti_host *host, const struct rdti_lane_arg
 }
 
 static rdt_status
-set_option(int fd, int level, int name, int value, const char *text, struct rdt_error *err)
+tcp_setup_set_option(int fd, int level, int name, int value, const char *text,
+                     struct rdt_error *err)
 {
     if (setsockopt(fd, level, name, &value, sizeof(value)) != 0)
         return rdti_error_set(err, RDT_EDEVICE, errno, "setsockopt(%s, %d)", text, value);
@@ -46,7 +47,7 @@ set_option(int fd, int level, int name, int value, const char *text, struct rdt_
  * to all users; if it is refused, the system's choice works, but slower. On a real network the
  * administrator chooses. */
 static rdt_status
-set_congestion(int fd, const struct sockaddr_storage *peer, struct rdt_error *err)
+tcp_setup_set_congestion(int fd, const struct sockaddr_storage *peer, struct rdt_error *err)
 {
     static const char name[] = "reno";
 
@@ -62,30 +63,32 @@ set_congestion(int fd, const struct sockaddr_storage *peer, struct rdt_error *er
  * size to net.core.rmem_max, which is less. (Loopback, 64 MiB: 5.6 GB/s, at most 5.3 with explicit
  * sizes.) */
 static rdt_status
-set_options(int fd, const struct sockaddr_storage *peer, struct rdt_error *err)
+tcp_setup_set_options(int fd, const struct sockaddr_storage *peer, struct rdt_error *err)
 {
     rdt_status status;
 
     if (peer->ss_family != AF_INET && peer->ss_family != AF_INET6)
         return RDT_OK; /* a Unix socket has none of these options */
-    status = set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY", err);
+    status = tcp_setup_set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY", err);
     if (status == RDT_OK)
-        status = set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE", err);
+        status = tcp_setup_set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE", err);
     if (status == RDT_OK)
-        status = set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S, "TCP_KEEPIDLE", err);
+        status = tcp_setup_set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S,
+                                      "TCP_KEEPIDLE", err);
     if (status == RDT_OK)
-        status =
-            set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S, "TCP_KEEPINTVL", err);
+        status = tcp_setup_set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S,
+                                      "TCP_KEEPINTVL", err);
     if (status == RDT_OK)
-        status = set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_PROBES, "TCP_KEEPCNT", err);
+        status = tcp_setup_set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_PROBES, "TCP_KEEPCNT",
+                                      err);
     if (status == RDT_OK)
-        status = set_congestion(fd, peer, err);
+        status = tcp_setup_set_congestion(fd, peer, err);
     return status;
 }
 
 /* [driver] The socket is ready: poll it in the next pass. */
 static void
-on_event(void *arg, uint32_t epoll_events)
+tcp_setup_on_event(void *arg, uint32_t epoll_events)
 {
     struct rdti_tcp_stream *stream = arg;
 
@@ -96,8 +99,8 @@ on_event(void *arg, uint32_t epoll_events)
 
 /* Creates a stream over fd, of which it takes ownership in every case. */
 static rdt_status
-add_socket(struct rdti_tcp_lane *lane, int fd, uint32_t index, bool is_connecting,
-           struct rdt_error *err)
+tcp_setup_add_socket(struct rdti_tcp_lane *lane, int fd, uint32_t index, bool is_connecting,
+                     struct rdt_error *err)
 {
     const struct rdti_host *host = lane->tcp->host;
     const uint32_t events = is_connecting ? (uint32_t)EPOLLOUT : (uint32_t)EPOLLIN;
@@ -123,7 +126,7 @@ add_socket(struct rdti_tcp_lane *lane, int fd, uint32_t index, bool is_connectin
                                 fd);
         goto err_free;
     }
-    status = host->watch(host->core, fd, events, on_event, s, &s->watch, err);
+    status = host->watch(host->core, fd, events, tcp_setup_on_event, s, &s->watch, err);
     if (status != RDT_OK)
         goto err_forget;
 
@@ -141,7 +144,7 @@ err_close:
 }
 
 static rdt_status
-connect_one(struct rdti_tcp_lane *lane, uint32_t index, struct rdt_error *err)
+tcp_setup_connect_one(struct rdti_tcp_lane *lane, uint32_t index, struct rdt_error *err)
 {
     const int family = lane->peer_sockaddr.ss_family;
     const struct sockaddr *addr = (const struct sockaddr *)(const void *)&lane->peer_sockaddr;
@@ -151,7 +154,7 @@ connect_one(struct rdti_tcp_lane *lane, uint32_t index, struct rdt_error *err)
     if (fd < 0)
         return rdti_error_set(err, RDT_EDEVICE, errno, "socket(family %d) for stream %u", family,
                               index);
-    status = set_options(fd, &lane->peer_sockaddr, err);
+    status = tcp_setup_set_options(fd, &lane->peer_sockaddr, err);
     if (status != RDT_OK)
         goto err_close;
     if (connect(fd, addr, lane->args.peer_sockaddr_bytes) != 0 && errno != EINPROGRESS &&
@@ -159,7 +162,7 @@ connect_one(struct rdti_tcp_lane *lane, uint32_t index, struct rdt_error *err)
         status = rdti_error_set(err, RDT_ENOTVIABLE, errno, "tcp: connect to %s", lane->peer_text);
         goto err_close;
     }
-    return add_socket(lane, fd, index, true, err); /* takes ownership of fd */
+    return tcp_setup_add_socket(lane, fd, index, true, err); /* takes ownership of fd */
 
 err_close:
     (void)close(fd);
@@ -178,7 +181,7 @@ rdti_tcp_connect_streams(struct rdti_tcp_lane *lane, struct rdt_error *err)
     rdti_sockaddr_text((const struct sockaddr *)(const void *)&lane->peer_sockaddr, lane->peer_text,
                        sizeof(lane->peer_text));
     for (uint32_t i = 0; i < lane->stream_count; i++) {
-        const rdt_status status = connect_one(lane, i, err);
+        const rdt_status status = tcp_setup_connect_one(lane, i, err);
 
         if (status != RDT_OK)
             return status;
@@ -200,12 +203,12 @@ rdti_tcp_adopt_stream(struct rdti_tcp_lane *lane, int fd, uint32_t index, struct
         status = rdti_error_set(err, RDT_EPEER, errno, "tcp: taking stream %u over", index);
         goto err_close;
     }
-    status = set_options(fd, &addr, err);
+    status = tcp_setup_set_options(fd, &addr, err);
     if (status != RDT_OK)
         goto err_close;
     rdti_sockaddr_text((const struct sockaddr *)(const void *)&addr, lane->peer_text,
                        sizeof(lane->peer_text));
-    return add_socket(lane, fd, index, false, err); /* takes ownership of fd */
+    return tcp_setup_add_socket(lane, fd, index, false, err); /* takes ownership of fd */
 
 err_close:
     (void)close(fd);
@@ -240,7 +243,7 @@ rdti_tcp_check_ready(struct rdti_tcp_lane *lane)
 
 /* Sends the first bytes of a stream; they fit into the empty buffer of a new socket. */
 static rdt_status
-send_join(struct rdti_tcp_stream *s, struct rdt_error *err)
+tcp_setup_send_join(struct rdti_tcp_stream *s, struct rdt_error *err)
 {
     const struct rdti_lane_args *args = &s->lane->args;
     struct rdti_join join = {.index = s->index};
@@ -263,7 +266,7 @@ send_join(struct rdti_tcp_stream *s, struct rdt_error *err)
 }
 
 static void
-finish_connect(struct rdti_tcp_stream *s)
+tcp_setup_finish_connect(struct rdti_tcp_stream *s)
 {
     struct rdti_tcp_lane *lane = s->lane;
     int sys_errno = 0;
@@ -281,13 +284,13 @@ finish_connect(struct rdti_tcp_stream *s)
     atomic_store_explicit(&s->wants_out, false, memory_order_relaxed);
     atomic_store_explicit(&s->wants_in, true, memory_order_relaxed);
     rdti_tcp_update_watch(s);
-    if (send_join(s, &err) != RDT_OK)
+    if (tcp_setup_send_join(s, &err) != RDT_OK)
         rdti_tcp_fail(lane, &err);
 }
 
 /* Polls the sockets in each pass in addition to events: there are few passes before ready. */
 static uint32_t
-check_connecting(struct rdti_tcp_lane *lane)
+tcp_setup_check_connecting(struct rdti_tcp_lane *lane)
 {
     uint32_t work = 0;
 
@@ -299,7 +302,7 @@ check_connecting(struct rdti_tcp_lane *lane)
         struct pollfd pfd = {.fd = s->fd, .events = POLLOUT};
         if (poll(&pfd, 1, 0) <= 0)
             continue; /* not yet, or interrupted: retried in the next pass */
-        finish_connect(s);
+        tcp_setup_finish_connect(s);
         work++;
     }
     return work;
@@ -308,7 +311,7 @@ check_connecting(struct rdti_tcp_lane *lane)
 uint32_t
 rdti_tcp_setup_step(struct rdti_tcp_lane *lane)
 {
-    const uint32_t work = lane->args.is_connector ? check_connecting(lane) : 0;
+    const uint32_t work = lane->args.is_connector ? tcp_setup_check_connecting(lane) : 0;
     struct rdt_error err;
 
     if (rdti_tcp_phase_of(lane) != RDTI_TCP_SETUP || rdti_remaining_ns(lane->args.deadline_ns) > 0)

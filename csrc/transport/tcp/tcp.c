@@ -17,7 +17,7 @@
 /* ---- Attention ----------------------------------------------------------------------------- */
 
 static void
-take_attention(struct rdti_tcp *tcp)
+tcp_take_attention(struct rdti_tcp *tcp)
 {
     struct rdti_list *node;
 
@@ -34,7 +34,7 @@ take_attention(struct rdti_tcp *tcp)
 /* ---- The pass ------------------------------------------------------------------------------ */
 
 static uint32_t
-receive_all(struct rdti_tcp_lane *lane)
+tcp_receive_all(struct rdti_tcp_lane *lane)
 {
     uint64_t budget_bytes = RDTI_TCP_PASS_BYTES;
     uint32_t work = 0;
@@ -60,7 +60,7 @@ receive_all(struct rdti_tcp_lane *lane)
 
 /* A stalled stream must not wake a sleeper repeatedly. */
 static void
-watch_stalled(struct rdti_tcp_lane *lane)
+tcp_watch_stalled(struct rdti_tcp_lane *lane)
 {
     for (uint32_t i = 0; i < lane->stream_count; i++) {
         struct rdti_tcp_stream *s = lane->streams[i];
@@ -74,7 +74,7 @@ watch_stalled(struct rdti_tcp_lane *lane)
 }
 
 static uint32_t
-send_all(struct rdti_tcp_lane *lane)
+tcp_send_all(struct rdti_tcp_lane *lane)
 {
     const uint32_t kicks = lane->kicks;
     uint64_t budget_bytes = RDTI_TCP_PASS_BYTES;
@@ -98,7 +98,7 @@ send_all(struct rdti_tcp_lane *lane)
 }
 
 static void
-fail_sending(struct rdti_tcp_lane *lane)
+tcp_fail_sending(struct rdti_tcp_lane *lane)
 {
     /* relaxed: a hint, the lock orders the values */
     if (!atomic_load_explicit(&lane->is_tx_broken, memory_order_relaxed))
@@ -112,7 +112,7 @@ fail_sending(struct rdti_tcp_lane *lane)
 }
 
 static bool
-is_busy(const struct rdti_tcp_lane *lane)
+tcp_is_busy(const struct rdti_tcp_lane *lane)
 {
     if (lane->kicks != 0 || lane->parts_count != 0 || lane->response_in != lane->response_out)
         return true;
@@ -129,7 +129,7 @@ is_busy(const struct rdti_tcp_lane *lane)
 
 /* The clock costs as much as the rest of a pass, so it is read in a pass without work. */
 static void
-note_progress(struct rdti_tcp_lane *lane, uint32_t work)
+tcp_note_progress(struct rdti_tcp_lane *lane, uint32_t work)
 {
     if (work == 0 && lane->is_progress_new)
         lane->last_progress_ns = rdti_now_ns();
@@ -139,36 +139,36 @@ note_progress(struct rdti_tcp_lane *lane, uint32_t work)
 /* Serves one lane; a lane without work leaves the list. *hold_ns: the shortest time for which an
  * ack may still be held. */
 static uint32_t
-serve(struct rdti_tcp_lane *lane, uint64_t *hold_ns)
+tcp_serve(struct rdti_tcp_lane *lane, uint64_t *hold_ns)
 {
     uint32_t work = 0;
     uint64_t held_ns = 0;
 
     if (rdti_tcp_phase_of(lane) == RDTI_TCP_SETUP)
         work += rdti_tcp_setup_step(lane);
-    work += receive_all(lane);
+    work += tcp_receive_all(lane);
     if (rdti_tcp_phase_of(lane) == RDTI_TCP_READY) {
         if (lane->parts_count > 0)
             rdti_tcp_drain_parts(lane);
-        watch_stalled(lane);
-        work += send_all(lane);
-        note_progress(lane, work);
+        tcp_watch_stalled(lane);
+        work += tcp_send_all(lane);
+        tcp_note_progress(lane, work);
         held_ns = rdti_tcp_settle_acks(lane, work == 0);
         if (lane->response_in != lane->response_out)
             rdti_tcp_release_responses(lane);
-        fail_sending(lane);
+        tcp_fail_sending(lane);
     }
     if (held_ns > 0 && held_ns < *hold_ns)
         *hold_ns = held_ns;
     const uint32_t phase = rdti_tcp_phase_of(lane);
-    if (phase == RDTI_TCP_FAILED || (phase == RDTI_TCP_READY && held_ns == 0 && !is_busy(lane)))
+    if (phase == RDTI_TCP_FAILED || (phase == RDTI_TCP_READY && held_ns == 0 && !tcp_is_busy(lane)))
         rdti_list_remove(&lane->hot_link);
     return work;
 }
 
 /* Polls one stream of one cold lane, round robin. */
 static void
-try_cold(struct rdti_tcp *tcp)
+tcp_try_cold(struct rdti_tcp *tcp)
 {
     struct rdti_list *node = rdti_list_take_first(&tcp->lanes);
 
@@ -186,7 +186,7 @@ try_cold(struct rdti_tcp *tcp)
 
 /* [driver] It only ends a sleep: the next pass checks the held acknowledgements. */
 static void
-on_timer(void *arg, uint32_t epoll_events)
+tcp_on_timer(void *arg, uint32_t epoll_events)
 {
     struct rdti_tcp *tcp = arg;
     uint64_t expirations;
@@ -198,7 +198,7 @@ on_timer(void *arg, uint32_t epoll_events)
 
 /* A running timer ends earlier, unless it is the backstop: all acks are held equally long. */
 static void
-arm_timer(struct rdti_tcp *tcp, enum rdti_tcp_timer timer, uint64_t delay_ns)
+tcp_arm_timer(struct rdti_tcp *tcp, enum rdti_tcp_timer timer, uint64_t delay_ns)
 {
     const struct itimerspec when = {.it_value = {.tv_nsec = (long)delay_ns}};
 
@@ -207,7 +207,7 @@ arm_timer(struct rdti_tcp *tcp, enum rdti_tcp_timer timer, uint64_t delay_ns)
 }
 
 static void
-free_lane(struct rdti_tcp_lane *lane)
+tcp_free_lane(struct rdti_tcp_lane *lane)
 {
     rdti_tcp_give_back(lane);
     for (uint32_t i = 0; i < RDTI_STREAM_STREAMS_MAX; i++)
@@ -220,33 +220,33 @@ free_lane(struct rdti_tcp_lane *lane)
 
 /* A separate function, so that a pass without lanes costs next to nothing. */
 __attribute__((noinline)) static uint32_t
-poll_lanes(struct rdti_tcp *tcp)
+tcp_poll_lanes(struct rdti_tcp *tcp)
 {
     struct rdti_list *node;
     uint64_t hold_ns = UINT64_MAX;
     uint32_t work = 0;
 
     tcp->pass++;
-    take_attention(tcp);
+    tcp_take_attention(tcp);
     if (tcp->pass % RDTI_TCP_COLD_EVERY == 0)
-        try_cold(tcp);
+        tcp_try_cold(tcp);
     tcp->is_polling = true;
     for (node = tcp->hot.next; node != &tcp->hot;) {
         struct rdti_tcp_lane *lane = RDTI_CONTAINER(node, struct rdti_tcp_lane, hot_link);
 
-        node = node->next; /* serve() removes only its own lane; close_lane() defers the free */
-        work += serve(lane, &hold_ns);
+        node = node->next; /* tcp_serve() removes only its own lane; close_lane() defers the free */
+        work += tcp_serve(lane, &hold_ns);
     }
     tcp->is_polling = false;
     if (hold_ns != UINT64_MAX && work == 0)
-        arm_timer(tcp, RDTI_TCP_TIMER_HOLD, hold_ns);
+        tcp_arm_timer(tcp, RDTI_TCP_TIMER_HOLD, hold_ns);
     else if (hold_ns != UINT64_MAX)
-        arm_timer(tcp, RDTI_TCP_TIMER_BACKSTOP, RDTI_TCP_ACK_BACKSTOP_NS);
+        tcp_arm_timer(tcp, RDTI_TCP_TIMER_BACKSTOP, RDTI_TCP_ACK_BACKSTOP_NS);
     while ((node = rdti_list_take_first(&tcp->graveyard)) != NULL) {
         struct rdti_tcp_lane *lane = RDTI_CONTAINER(node, struct rdti_tcp_lane, attention_link);
 
         rdti_list_remove(&lane->hot_link);
-        free_lane(lane);
+        tcp_free_lane(lane);
     }
     return work;
 }
@@ -256,14 +256,15 @@ tcp_poll(void *state)
 {
     struct rdti_tcp *tcp = state;
 
-    return rdti_list_is_empty(&tcp->lanes) && rdti_list_is_empty(&tcp->graveyard) ? 0
-                                                                                  : poll_lanes(tcp);
+    return rdti_list_is_empty(&tcp->lanes) && rdti_list_is_empty(&tcp->graveyard)
+               ? 0
+               : tcp_poll_lanes(tcp);
 }
 
 /* ---- The table ----------------------------------------------------------------------------- */
 
 static void
-open_pools(struct rdti_tcp *tcp)
+tcp_open_pools(struct rdti_tcp *tcp)
 {
     rdti_tcp_pool_open(&tcp->batches, sizeof(struct rdti_tcp_batch));
     rdti_tcp_pool_open(&tcp->lists, sizeof(struct rdti_tcp_rx_list));
@@ -273,7 +274,7 @@ open_pools(struct rdti_tcp *tcp)
 }
 
 static void
-close_pools(struct rdti_tcp *tcp)
+tcp_close_pools(struct rdti_tcp *tcp)
 {
     rdti_tcp_pool_close(&tcp->batches);
     rdti_tcp_pool_close(&tcp->lists);
@@ -296,13 +297,14 @@ tcp_open(const struct rdti_host *host, void **state_out, struct rdt_error *err)
     rdti_list_init(&tcp->graveyard);
     rdti_list_init(&tcp->attention);
     (void)pthread_mutex_init(&tcp->attention_lock, NULL);
-    open_pools(tcp);
+    tcp_open_pools(tcp);
     tcp->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     if (tcp->timer_fd < 0) {
         status = rdti_error_set(err, RDT_EDEVICE, errno, "timerfd_create");
         goto err_free;
     }
-    status = host->watch(host->core, tcp->timer_fd, EPOLLIN, on_timer, tcp, &tcp->timer_watch, err);
+    status =
+        host->watch(host->core, tcp->timer_fd, EPOLLIN, tcp_on_timer, tcp, &tcp->timer_watch, err);
     if (status != RDT_OK)
         goto err_close;
     rdti_fork_guard();
@@ -312,7 +314,7 @@ tcp_open(const struct rdti_host *host, void **state_out, struct rdt_error *err)
 err_close:
     (void)close(tcp->timer_fd);
 err_free:
-    close_pools(tcp);
+    tcp_close_pools(tcp);
     (void)pthread_mutex_destroy(&tcp->attention_lock);
     free(tcp);
     return status;
@@ -325,7 +327,7 @@ tcp_close(void *state)
 
     tcp->host->unwatch(tcp->host->core, tcp->timer_watch);
     (void)close(tcp->timer_fd);
-    close_pools(tcp);
+    tcp_close_pools(tcp);
     (void)pthread_mutex_destroy(&tcp->attention_lock);
     free(tcp);
 }
@@ -482,7 +484,7 @@ tcp_close_lane(struct rdti_lane *base, const struct rdt_error *err)
         return;
     }
     rdti_list_remove(&lane->hot_link);
-    free_lane(lane);
+    tcp_free_lane(lane);
 }
 
 const struct rdti_transport rdti_transport_tcp = {

@@ -9,13 +9,13 @@
 #include "transport/tcp/tcp.h"
 
 static bool
-batch_is_sent(const struct rdti_tcp_batch *b)
+tcp_tx_batch_is_sent(const struct rdti_tcp_batch *b)
 {
     return b->iov_at == b->iov_count;
 }
 
 static void
-pass_marks(struct rdti_tcp_stream *s)
+tcp_tx_pass_marks(struct rdti_tcp_stream *s)
 {
     struct rdti_tcp_batch *b = s->batch;
 
@@ -28,7 +28,7 @@ pass_marks(struct rdti_tcp_stream *s)
 }
 
 static void
-consume(struct rdti_tcp_stream *s, size_t sent)
+tcp_tx_consume(struct rdti_tcp_stream *s, size_t sent)
 {
     struct rdti_tcp_batch *b = s->batch;
 
@@ -38,12 +38,12 @@ consume(struct rdti_tcp_stream *s, size_t sent)
         b->iov[b->iov_at].iov_base = (uint8_t *)b->iov[b->iov_at].iov_base + sent;
         b->iov[b->iov_at].iov_len -= sent;
     }
-    pass_marks(s);
+    tcp_tx_pass_marks(s);
 }
 
 /* Bytes sent; 0 if the socket is full; -1 after an error, which is in lane->tx_errno. */
 static ssize_t
-send_some(struct rdti_tcp_stream *s)
+tcp_tx_send_some(struct rdti_tcp_stream *s)
 {
     struct rdti_tcp_batch *b = s->batch;
     struct msghdr msg = {.msg_iov = b->iov + b->iov_at, .msg_iovlen = b->iov_count - b->iov_at};
@@ -58,7 +58,7 @@ send_some(struct rdti_tcp_stream *s)
     } while (n < 0 && errno == EINTR);
     if (n >= 0) {
         rdti_count(&s->lane->tcp->host->counters->wire_bytes, (uint64_t)n);
-        consume(s, (size_t)n);
+        tcp_tx_consume(s, (size_t)n);
         return n;
     }
     if (errno == EAGAIN || errno == EWOULDBLOCK)
@@ -68,7 +68,7 @@ send_some(struct rdti_tcp_stream *s)
 }
 
 static bool
-take_batch(struct rdti_tcp_stream *s)
+tcp_tx_take_batch(struct rdti_tcp_stream *s)
 {
     s->batch = rdti_tcp_pool_take(&s->lane->tcp->batches);
     if (s->batch == NULL) {
@@ -81,7 +81,7 @@ take_batch(struct rdti_tcp_stream *s)
 
 /* Gives back a batch that was sent whole, so that an idle stream has none. */
 static void
-give_batch(struct rdti_tcp_stream *s)
+tcp_tx_give_batch(struct rdti_tcp_stream *s)
 {
     rdti_tcp_pool_give(&s->lane->tcp->batches, s->batch);
     s->batch = NULL;
@@ -89,7 +89,7 @@ give_batch(struct rdti_tcp_stream *s)
 
 /* Waiting ops on stream 0 are sent with an op that was just added. lock */
 static void
-take_riders(struct rdti_tcp_lane *lane)
+tcp_tx_take_riders(struct rdti_tcp_lane *lane)
 {
     struct rdti_list *node;
 
@@ -105,26 +105,26 @@ take_riders(struct rdti_tcp_lane *lane)
 
 /* Send until nothing is left, the socket is full or the budget is used up. lock */
 static uint64_t
-pump(struct rdti_tcp_stream *s, uint64_t budget_bytes)
+tcp_tx_pump(struct rdti_tcp_stream *s, uint64_t budget_bytes)
 {
     uint64_t sent = 0;
     bool is_more = false;
 
     if (s->index == 0) /* relaxed: threads that set it hold the lock */
         atomic_store_explicit(&s->lane->has_riders, false, memory_order_relaxed);
-    while (s->lane->tx_errno == 0 && (s->batch != NULL || take_batch(s))) {
-        if (batch_is_sent(s->batch) && !rdti_tcp_fill(s)) {
+    while (s->lane->tx_errno == 0 && (s->batch != NULL || tcp_tx_take_batch(s))) {
+        if (tcp_tx_batch_is_sent(s->batch) && !rdti_tcp_fill(s)) {
             if (s->lane->tx_errno == 0)
-                give_batch(s);
+                tcp_tx_give_batch(s);
             break;
         }
         if (sent >= budget_bytes) {
             is_more = true;
             break;
         }
-        const ssize_t n = send_some(s);
+        const ssize_t n = tcp_tx_send_some(s);
         sent += n > 0 ? (uint64_t)n : 0;
-        if (!batch_is_sent(s->batch)) {
+        if (!tcp_tx_batch_is_sent(s->batch)) {
             is_more = true;
             break;
         }
@@ -134,9 +134,11 @@ pump(struct rdti_tcp_stream *s, uint64_t budget_bytes)
     return sent;
 }
 
-/* pump() a set of streams; lock is held, and released. True if the driver has to continue. */
+/* tcp_tx_pump() a set of streams; lock is held, and released. True if the driver has to continue.
+ * */
 static bool
-pump_and_unlock(struct rdti_tcp_lane *lane, uint32_t streams, uint64_t budget_bytes, uint64_t *sent)
+tcp_tx_pump_and_unlock(struct rdti_tcp_lane *lane, uint32_t streams, uint64_t budget_bytes,
+                       uint64_t *sent)
 {
     uint32_t changed = 0;
     bool is_more = false;
@@ -147,7 +149,7 @@ pump_and_unlock(struct rdti_tcp_lane *lane, uint32_t streams, uint64_t budget_by
         if ((streams >> i & 1) == 0)
             continue;
         const bool wanted = atomic_load_explicit(&s->wants_out, memory_order_relaxed);
-        *sent += pump(s, budget_bytes);
+        *sent += tcp_tx_pump(s, budget_bytes);
         const bool wants = atomic_load_explicit(&s->wants_out, memory_order_relaxed);
         changed |= (uint32_t)(wants != wanted) << i;
         is_more |= wants && !wanted;
@@ -171,7 +173,7 @@ rdti_tcp_push(struct rdti_tcp_stream *stream, uint64_t budget_bytes)
         (void)pthread_mutex_unlock(&lane->lock);
         return 0;
     }
-    if (pump_and_unlock(lane, UINT32_C(1) << stream->index, budget_bytes, &sent))
+    if (tcp_tx_pump_and_unlock(lane, UINT32_C(1) << stream->index, budget_bytes, &sent))
         rdti_tcp_make_hot(lane);
     return sent;
 }
@@ -215,8 +217,8 @@ rdti_tcp_sent_number(const struct rdti_tcp_lane *lane)
 /* ---- Entries ------------------------------------------------------------------------------- */
 
 static rdt_status
-check_blocks(const struct rdti_tcp_lane *lane, const struct rdti_op *op, bool *is_striped_out,
-             struct rdt_error *err)
+tcp_tx_check_blocks(const struct rdti_tcp_lane *lane, const struct rdti_op *op,
+                    bool *is_striped_out, struct rdt_error *err)
 {
     bool is_striped = false;
 
@@ -239,7 +241,7 @@ check_blocks(const struct rdti_tcp_lane *lane, const struct rdti_op *op, bool *i
 
 /* Takes lock; on failure releases it. */
 static rdt_status
-lock_open_lane(struct rdti_tcp_lane *lane, struct rdt_error *err)
+tcp_tx_lock_open_lane(struct rdti_tcp_lane *lane, struct rdt_error *err)
 {
     (void)pthread_mutex_lock(&lane->lock);
     if (rdti_tcp_phase_of(lane) != RDTI_TCP_FAILED)
@@ -257,9 +259,9 @@ rdti_tcp_write(struct rdti_lane *base, struct rdti_op *op, struct rdt_error *err
     uint64_t sent = 0;
     bool is_striped = false;
 
-    rdt_status status = check_blocks(lane, op, &is_striped, err);
+    rdt_status status = tcp_tx_check_blocks(lane, op, &is_striped, err);
     if (status == RDT_OK)
-        status = lock_open_lane(lane, err);
+        status = tcp_tx_lock_open_lane(lane, err);
     if (status != RDT_OK)
         return status;
 
@@ -289,8 +291,8 @@ rdti_tcp_write(struct rdti_lane *base, struct rdti_op *op, struct rdt_error *err
         rdti_tcp_call_attention(lane);
         return RDT_OK;
     }
-    take_riders(lane);
-    if (pump_and_unlock(lane, idle_streams, RDTI_TCP_PASS_BYTES, &sent))
+    tcp_tx_take_riders(lane);
+    if (tcp_tx_pump_and_unlock(lane, idle_streams, RDTI_TCP_PASS_BYTES, &sent))
         rdti_tcp_call_attention(lane);
     return RDT_OK;
 }
@@ -302,9 +304,9 @@ rdti_tcp_read(struct rdti_lane *base, struct rdti_op *op, struct rdt_error *err)
     uint64_t sent = 0;
     bool is_striped = false;
 
-    rdt_status status = check_blocks(lane, op, &is_striped, err);
+    rdt_status status = tcp_tx_check_blocks(lane, op, &is_striped, err);
     if (status == RDT_OK)
-        status = lock_open_lane(lane, err);
+        status = tcp_tx_lock_open_lane(lane, err);
     if (status != RDT_OK)
         return status;
 
@@ -321,7 +323,7 @@ rdti_tcp_read(struct rdti_lane *base, struct rdti_op *op, struct rdt_error *err)
         (void)pthread_mutex_unlock(&lane->lock);
         return RDT_OK;
     }
-    if (pump_and_unlock(lane, 1, RDTI_TCP_PASS_BYTES, &sent))
+    if (tcp_tx_pump_and_unlock(lane, 1, RDTI_TCP_PASS_BYTES, &sent))
         rdti_tcp_call_attention(lane);
     return RDT_OK;
 }

@@ -6,7 +6,7 @@
 #include "transport/verbs/lane.h"
 
 static const char *
-advice_for(enum ibv_wc_status status)
+completion_error_advice_for(enum ibv_wc_status status)
 {
     switch (status) {
     case IBV_WC_RETRY_EXC_ERR:
@@ -34,7 +34,7 @@ advice_for(enum ibv_wc_status status)
 
 /* Whether another link may succeed: not if the request or its memory was refused. */
 static bool
-is_of_link(enum ibv_wc_status status)
+completion_error_is_of_link(enum ibv_wc_status status)
 {
     return status != IBV_WC_LOC_LEN_ERR && status != IBV_WC_LOC_QP_OP_ERR &&
            status != IBV_WC_LOC_PROT_ERR && status != IBV_WC_MW_BIND_ERR &&
@@ -45,7 +45,7 @@ is_of_link(enum ibv_wc_status status)
 /* A device that stops a QP by itself may flush all its requests without a status that has the
  * reason; an event that was not polled yet may have it. False: that event broke the link. */
 static bool
-is_unexplained(struct rdti_verbs_link *link, const struct ibv_wc *wc)
+completion_error_is_unexplained(struct rdti_verbs_link *link, const struct ibv_wc *wc)
 {
     const struct rdti_verbs_lane *lane = link->lane;
 
@@ -62,7 +62,8 @@ is_unexplained(struct rdti_verbs_link *link, const struct ibv_wc *wc)
 
 /* A failed request's completion has few valid fields, so this uses its record. `qp` may be NULL. */
 static const char *
-kind_of(struct rdti_verbs_lane *lane, const struct rdti_verbs_qp *qp, const struct ibv_wc *wc)
+completion_error_kind_of(struct rdti_verbs_lane *lane, const struct rdti_verbs_qp *qp,
+                         const struct ibv_wc *wc)
 {
     const uint64_t sequence = wc->wr_id & UINT64_C(0xffffffffffff);
     const char *kind = "request";
@@ -88,22 +89,23 @@ rdti_verbs_fail_completion(struct rdti_verbs_link *link, const struct ibv_wc *wc
     char counters[RDTI_VERBS_COUNTERS_TEXT];
     struct rdt_error err;
 
-    if (!is_unexplained(link, wc))
+    if (!completion_error_is_unexplained(link, wc))
         return;
     rdti_verbs_explain_counters(nic, counters, sizeof(counters));
     (void)rdti_error_set_rank(
         &err, is_peer ? RDT_EPEER : RDT_EDEVICE, lane->args.peer_rank,
         "verbs lane to rank %d: a %s on %s port %u, QP 0x%x to 0x%x, %s, ended with \"%s\" (status "
         "%d, vendor code 0x%x)%s%s%s%s; %llu messages came before; %s",
-        lane->args.peer_rank, kind_of(lane, qp, wc), nic->name, nic->port, wc->qp_num,
+        lane->args.peer_rank, completion_error_kind_of(lane, qp, wc), nic->name, nic->port,
+        wc->qp_num,
         qp == NULL ? 0 : lane->peer.ports[link->peer_port].qps[wc->wr_id >> 48 & 0xff].qpn,
         link->pair_text, lane->verbs->ops->wc_status_str(wc->status), (int)wc->status,
         wc->vendor_err, nic->event[0] != '\0' ? "; the device reported: " : "", nic->event,
         counters[0] != '\0' ? "; device since open: " : "", counters,
-        (unsigned long long)lane->rx_messages, advice_for(wc->status));
+        (unsigned long long)lane->rx_messages, completion_error_advice_for(wc->status));
     err.wc_status = (int32_t)wc->status;
     err.vendor_err = wc->vendor_err;
-    if (!is_of_link(wc->status)) {
+    if (!completion_error_is_of_link(wc->status)) {
         rdti_verbs_fail(lane, &err);
         return;
     }

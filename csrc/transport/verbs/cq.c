@@ -14,7 +14,7 @@
 #define RESTOCK_BATCH 32
 
 static void
-fail_protocol(struct rdti_verbs_link *link, const char *what, uint64_t value)
+cq_fail_protocol(struct rdti_verbs_link *link, const char *what, uint64_t value)
 {
     struct rdti_verbs_lane *lane = link->lane;
     struct rdt_error err;
@@ -29,7 +29,7 @@ fail_protocol(struct rdti_verbs_link *link, const char *what, uint64_t value)
 /* The link stops, and the following polls drain it; if they also fail, it is unknown what it has
  * carried, and the lane fails. */
 static void
-fail_poll(struct rdti_verbs_link *link, int result, int sys_errno)
+cq_fail_poll(struct rdti_verbs_link *link, int result, int sys_errno)
 {
     struct rdti_verbs_lane *lane = link->lane;
     struct rdt_error err;
@@ -47,7 +47,7 @@ fail_poll(struct rdti_verbs_link *link, int result, int sys_errno)
 /* ---- Send completions ----------------------------------------------------------------------- */
 
 static void
-take_sent(struct rdti_verbs_link *link, const struct ibv_wc *wc)
+cq_take_sent(struct rdti_verbs_link *link, const struct ibv_wc *wc)
 {
     struct rdti_verbs_lane *lane = link->lane;
     struct rdti_verbs_qp *qp = rdti_verbs_qp_of(link, wc->wr_id);
@@ -65,13 +65,13 @@ take_sent(struct rdti_verbs_link *link, const struct ibv_wc *wc)
     (void)pthread_mutex_unlock(&lane->lock);
     rdti_verbs_complete_all(lane, &done, RDT_OK, NULL);
     if (!is_known)
-        fail_protocol(link, "the device completed what was not posted", wc->wr_id);
+        cq_fail_protocol(link, "the device completed what was not posted", wc->wr_id);
 }
 
 /* ---- Receive completions -------------------------------------------------------------------- */
 
 static void
-take_window(struct rdti_verbs_link *link, uint32_t count)
+cq_take_window(struct rdti_verbs_link *link, uint32_t count)
 {
     struct rdti_verbs_lane *lane = link->lane;
 
@@ -80,12 +80,12 @@ take_window(struct rdti_verbs_link *link, uint32_t count)
     const bool is_sane = lane->tx_window - lane->tx_messages <= lane->peer.window;
     (void)pthread_mutex_unlock(&lane->lock);
     if (!is_sane)
-        fail_protocol(link, "the peer restocked more receives than it has", count);
+        cq_fail_protocol(link, "the peer restocked more receives than it has", count);
 }
 
 /* Repost receives when that is worth a call; a broken link needs none. */
 static void
-restock(struct rdti_verbs_qp *qp, uint32_t from)
+cq_restock(struct rdti_verbs_qp *qp, uint32_t from)
 {
     struct rdti_verbs_link *link = qp->link;
     struct rdt_error err;
@@ -97,7 +97,7 @@ restock(struct rdti_verbs_qp *qp, uint32_t from)
 }
 
 static void
-take_mark(struct rdti_verbs_link *link, uint32_t number)
+cq_take_mark(struct rdti_verbs_link *link, uint32_t number)
 {
     struct rdti_verbs_lane *lane = link->lane;
     struct rdt_error err;
@@ -107,7 +107,7 @@ take_mark(struct rdti_verbs_link *link, uint32_t number)
 }
 
 static void
-take_received(struct rdti_verbs_link *link, const struct ibv_wc *wc)
+cq_take_received(struct rdti_verbs_link *link, const struct ibv_wc *wc)
 {
     struct rdti_verbs_lane *lane = link->lane;
     struct rdti_verbs_qp *qp = rdti_verbs_qp_of(link, wc->wr_id);
@@ -118,33 +118,33 @@ take_received(struct rdti_verbs_link *link, const struct ibv_wc *wc)
         return;
     if (sequence != qp->rx_taken || wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM ||
         (wc->wc_flags & IBV_WC_WITH_IMM) == 0) {
-        fail_protocol(link, "a completion that is not a notification", wc->wr_id);
+        cq_fail_protocol(link, "a completion that is not a notification", wc->wr_id);
         return;
     }
     qp->rx_taken++;
     const uint32_t kind = imm & UINT32_C(0xffff0000);
     if (kind == RDTI_NOTIFY_RESTOCKED || kind == RDTI_NOTIFY_SETTLED) {
         if (kind == RDTI_NOTIFY_RESTOCKED)
-            take_window(link, imm & UINT32_C(0xffff));
+            cq_take_window(link, imm & UINT32_C(0xffff));
         else
-            take_mark(link, imm & UINT32_C(0xffff));
+            cq_take_mark(link, imm & UINT32_C(0xffff));
         if (rdti_verbs_phase_of(lane) != RDTI_VERBS_FAILED)
-            restock(qp, 1); /* they use a small separate reserve */
+            cq_restock(qp, 1); /* they use a small separate reserve */
         return;
     }
     if (qp->imm_end - qp->imm_first == RDTI_VERBS_IMMS) {
-        fail_protocol(link, "the peer sends beyond its window", imm);
+        cq_fail_protocol(link, "the peer sends beyond its window", imm);
         return;
     }
     qp->imms[qp->imm_end++ % RDTI_VERBS_IMMS] = imm;
-    restock(qp, RESTOCK_BATCH);
+    cq_restock(qp, RESTOCK_BATCH);
 }
 
 /* ---- Delivery ------------------------------------------------------------------------------- */
 
 /* A message that has arrived on every QP except those of settled links. */
 static bool
-next_of_all(struct rdti_verbs_lane *lane, uint32_t *value_out)
+cq_next_of_all(struct rdti_verbs_lane *lane, uint32_t *value_out)
 {
     struct rdti_verbs_link *mixed = NULL;
     uint32_t value = 0;
@@ -164,7 +164,7 @@ next_of_all(struct rdti_verbs_lane *lane, uint32_t *value_out)
         value = imm;
     }
     if (mixed != NULL) {
-        fail_protocol(mixed, "one message has two notifications", value);
+        cq_fail_protocol(mixed, "one message has two notifications", value);
         return false;
     }
     *value_out = value;
@@ -172,12 +172,12 @@ next_of_all(struct rdti_verbs_lane *lane, uint32_t *value_out)
 }
 
 static bool
-next_message(struct rdti_verbs_lane *lane, uint32_t *value_out)
+cq_next_message(struct rdti_verbs_lane *lane, uint32_t *value_out)
 {
     struct rdti_verbs_qp *only = lane->qps[0];
 
     if (lane->qp_count != 1 || only->link->is_rx_out)
-        return next_of_all(lane, value_out);
+        return cq_next_of_all(lane, value_out);
     if (only->imm_first == only->imm_end)
         return false;
     *value_out = only->imms[only->imm_first++ % RDTI_VERBS_IMMS];
@@ -185,10 +185,10 @@ next_message(struct rdti_verbs_lane *lane, uint32_t *value_out)
 }
 
 static void
-tell_restocked(struct rdti_verbs_lane *lane)
+cq_tell_restocked(struct rdti_verbs_lane *lane)
 {
     for (uint32_t i = 0; i < lane->qp_count; i++) {
-        restock(lane->qps[i], 1);
+        cq_restock(lane->qps[i], 1);
         if (rdti_verbs_phase_of(lane) != RDTI_VERBS_READY)
             return;
     }
@@ -206,7 +206,7 @@ rdti_verbs_deliver(struct rdti_verbs_lane *lane)
      * arrives, and flags sent after it wait for it. */
     while (rdti_verbs_phase_of(lane) == RDTI_VERBS_READY && !lane->is_fenced) {
         if (rdti_list_is_empty(&lane->flags) || !rdti_verbs_take_flag(lane, &value)) {
-            if (!next_message(lane, &value))
+            if (!cq_next_message(lane, &value))
                 break;
             lane->rx_messages++;
             lane->rx_owed++;
@@ -216,14 +216,14 @@ rdti_verbs_deliver(struct rdti_verbs_lane *lane)
         host->on_notify(host->core, &lane->base, value);
     }
     if (rdti_verbs_phase_of(lane) == RDTI_VERBS_READY && lane->rx_owed >= lane->own.window / 2)
-        tell_restocked(lane);
+        cq_tell_restocked(lane);
     return count;
 }
 
 /* ---- The pass ------------------------------------------------------------------------------- */
 
 static void
-take(struct rdti_verbs_link *link, const struct ibv_wc *wc)
+cq_take(struct rdti_verbs_link *link, const struct ibv_wc *wc)
 {
     const uint32_t kind = (uint32_t)(wc->wr_id >> 56);
 
@@ -234,22 +234,22 @@ take(struct rdti_verbs_link *link, const struct ibv_wc *wc)
     else if (wc->status != IBV_WC_SUCCESS)
         return; /* left by a failed round of set-up: not an error of the lane */
     else if (rdti_verbs_qp_of(link, wc->wr_id) == NULL)
-        fail_protocol(link, "the device completed for a QP that is none", wc->wr_id);
+        cq_fail_protocol(link, "the device completed for a QP that is none", wc->wr_id);
     else if (kind == RDTI_VERBS_WR_TX)
-        take_sent(link, wc);
+        cq_take_sent(link, wc);
     else
-        take_received(link, wc);
+        cq_take_received(link, wc);
 }
 
 static bool
-breaks(const struct rdti_verbs_link *link, const struct ibv_wc *wc)
+cq_breaks(const struct rdti_verbs_link *link, const struct ibv_wc *wc)
 {
     return wc->status != IBV_WC_SUCCESS && wc->wr_id >> 56 != RDTI_VERBS_WR_PROBE &&
            link->state == RDTI_VERBS_LINK_GOOD;
 }
 
 static int
-poll_cq(struct rdti_verbs_link *link, struct ibv_wc wcs[RDTI_VERBS_WCS])
+cq_poll(struct rdti_verbs_link *link, struct ibv_wc wcs[RDTI_VERBS_WCS])
 {
     errno = 0; /* not every driver sets it */
     return link->lane->verbs->ops->poll_cq(link->cq, RDTI_VERBS_WCS, wcs);
@@ -257,14 +257,14 @@ poll_cq(struct rdti_verbs_link *link, struct ibv_wc wcs[RDTI_VERBS_WCS])
 
 /* Completions of one poll; the first that breaks the link goes to *first, for a later action. */
 static void
-take_batch(struct rdti_verbs_link *link, const struct ibv_wc *wcs, int count, struct ibv_wc *first,
-           bool *is_broken)
+cq_take_batch(struct rdti_verbs_link *link, const struct ibv_wc *wcs, int count,
+              struct ibv_wc *first, bool *is_broken)
 {
     const struct rdti_verbs_lane *lane = link->lane;
 
     for (int i = 0; i < count && rdti_verbs_phase_of(lane) != RDTI_VERBS_FAILED; i++) {
-        if (!breaks(link, &wcs[i])) {
-            take(link, &wcs[i]);
+        if (!cq_breaks(link, &wcs[i])) {
+            cq_take(link, &wcs[i]);
         } else if (*is_broken) {
             rdti_verbs_note_flush(link, &wcs[i]);
         } else {
@@ -282,7 +282,7 @@ take_batch(struct rdti_verbs_link *link, const struct ibv_wc *wcs, int count, st
  * takes all that the CQ holds, at most its depth. `count`: of the first poll. A separate function:
  * most polls return nothing. If the lane fails, the link is gone, too. */
 __attribute__((noinline)) static uint32_t
-take_polled(struct rdti_verbs_link *link, struct ibv_wc wcs[RDTI_VERBS_WCS], int count)
+cq_take_polled(struct rdti_verbs_link *link, struct ibv_wc wcs[RDTI_VERBS_WCS], int count)
 {
     struct rdti_verbs_lane *lane = link->lane;
     struct ibv_wc first;
@@ -290,17 +290,17 @@ take_polled(struct rdti_verbs_link *link, struct ibv_wc wcs[RDTI_VERBS_WCS], int
     uint32_t work = 0;
 
     while (count > 0) {
-        take_batch(link, wcs, count, &first, &is_broken);
+        cq_take_batch(link, wcs, count, &first, &is_broken);
         work += (uint32_t)count;
         if (!is_broken || rdti_verbs_phase_of(lane) == RDTI_VERBS_FAILED)
             return work;
         if (count < RDTI_VERBS_WCS ||
             work >= link->qp_count * (link->nic->sq_depth + link->nic->rq_depth + 1))
             break;
-        count = poll_cq(link, wcs);
+        count = cq_poll(link, wcs);
     }
     if (count < 0) {
-        fail_poll(link, count, errno);
+        cq_fail_poll(link, count, errno);
         return 1;
     }
     (void)rdti_verbs_deliver(lane);
@@ -316,8 +316,8 @@ rdti_verbs_poll_link(struct rdti_verbs_link *link)
 
     if (link->state > RDTI_VERBS_LINK_DRAINING)
         return 0; /* DOWN has reported the counts of received messages: they must not grow */
-    const int count = poll_cq(link, wcs);
-    return count == 0 ? 0 : take_polled(link, wcs, count);
+    const int count = cq_poll(link, wcs);
+    return count == 0 ? 0 : cq_take_polled(link, wcs, count);
 }
 
 uint32_t

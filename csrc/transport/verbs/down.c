@@ -12,7 +12,7 @@
 #include "transport/verbs/lane.h"
 
 static uint32_t
-count_good(const struct rdti_verbs_lane *lane)
+down_count_good(const struct rdti_verbs_lane *lane)
 {
     uint32_t good = 0;
 
@@ -40,7 +40,7 @@ rdti_verbs_stop_link(struct rdti_verbs_link *link)
 }
 
 static bool
-is_stopped(const struct rdti_verbs_link *link)
+down_is_stopped(const struct rdti_verbs_link *link)
 {
     for (uint32_t i = 0; i < link->qp_count; i++)
         if (link->qps[i]->stop_errno != 0)
@@ -51,7 +51,7 @@ is_stopped(const struct rdti_verbs_link *link)
 /* A failing device may refuse to modify a QP before its event arrives, but still destroy it. The
  * QP's completions are then lost. */
 static rdt_status
-destroy_unstopped(struct rdti_verbs_qp *qp, struct rdt_error *err)
+down_destroy_unstopped(struct rdti_verbs_qp *qp, struct rdt_error *err)
 {
     const struct rdti_verbs_link *link = qp->link;
     const struct rdti_verbs_nic *nic = link->nic;
@@ -83,7 +83,7 @@ destroy_unstopped(struct rdti_verbs_qp *qp, struct rdt_error *err)
 /* Takes all completions from the CQ of a stopped link; finite, as nothing is posted there any more.
  * False: the lane ended, and the link with it. */
 static bool
-empty_cq(struct rdti_verbs_link *link)
+down_empty_cq(struct rdti_verbs_link *link)
 {
     const struct rdti_verbs_lane *lane = link->lane;
 
@@ -97,17 +97,17 @@ empty_cq(struct rdti_verbs_link *link)
  * the peer stopped before its DOWN, that is all. Else a message that arrives meanwhile is lost, and
  * its sender, to which it was acknowledged, finds the count too low and ends the lane. */
 static void
-stop_rest_of(struct rdti_verbs_link *link)
+down_stop_rest_of(struct rdti_verbs_link *link)
 {
     struct rdti_verbs_lane *lane = link->lane;
     rdt_status status = RDT_OK;
     struct rdt_error err;
 
-    if (!empty_cq(link))
+    if (!down_empty_cq(link))
         return;
     for (uint32_t i = 0; status == RDT_OK && i < link->qp_count; i++)
         if (link->qps[i]->stop_errno != 0)
-            status = destroy_unstopped(link->qps[i], &err);
+            status = down_destroy_unstopped(link->qps[i], &err);
     (void)lane->deliver(lane);
     if (status != RDT_OK)
         rdti_verbs_fail(lane, &err);
@@ -117,8 +117,8 @@ void
 rdti_verbs_stop_rest(struct rdti_verbs_lane *lane)
 {
     for (uint32_t i = 0; i < lane->link_count; i++)
-        if (lane->links[i].state == RDTI_VERBS_LINK_DRAINING && !is_stopped(&lane->links[i]))
-            stop_rest_of(&lane->links[i]);
+        if (lane->links[i].state == RDTI_VERBS_LINK_DRAINING && !down_is_stopped(&lane->links[i]))
+            down_stop_rest_of(&lane->links[i]);
 }
 
 void
@@ -129,7 +129,7 @@ rdti_verbs_break_link(struct rdti_verbs_link *link, const struct rdt_error *err)
 
     if (phase == RDTI_VERBS_FAILED || link->state > RDTI_VERBS_LINK_GOOD)
         return; /* the first error counts */
-    const uint32_t left = count_good(lane) - (link->state == RDTI_VERBS_LINK_GOOD);
+    const uint32_t left = down_count_good(lane) - (link->state == RDTI_VERBS_LINK_GOOD);
     if (phase == RDTI_VERBS_READY && left == 0 && rdti_verbs_lose(lane, err))
         return;
     if (phase == RDTI_VERBS_SETUP || left == 0) {
@@ -175,7 +175,7 @@ rdti_verbs_break_unposted(struct rdti_verbs_lane *lane)
 /* ---- Draining ------------------------------------------------------------------------------- */
 
 static bool
-is_drained(struct rdti_verbs_link *link)
+down_is_drained(struct rdti_verbs_link *link)
 {
     struct rdti_verbs_lane *lane = link->lane;
     bool is_over = true;
@@ -196,17 +196,17 @@ is_drained(struct rdti_verbs_link *link)
 bool
 rdti_verbs_is_over(struct rdti_verbs_link *link)
 {
-    if (!is_stopped(link))
+    if (!down_is_stopped(link))
         return false;
-    if (is_drained(link))
+    if (down_is_drained(link))
         return true;
     if (rdti_now_ns() < link->down_deadline_ns)
         return false;
-    return empty_cq(link);
+    return down_empty_cq(link);
 }
 
 static void
-tell(struct rdti_verbs_link *link)
+down_tell(struct rdti_verbs_link *link)
 {
     struct rdti_verbs_words words = {.kind = RDTI_VERBS_LINK_DOWN,
                                      .link = (uint8_t)link->number,
@@ -222,7 +222,8 @@ tell(struct rdti_verbs_link *link)
 /* ---- Settling ------------------------------------------------------------------------------- */
 
 static rdt_status
-keep(struct rdti_verbs_lane *lane, const struct rdti_verbs_record *record, struct rdt_error *err)
+down_keep(struct rdti_verbs_lane *lane, const struct rdti_verbs_record *record,
+          struct rdt_error *err)
 {
     if (lane->again_count == lane->again_cap) {
         const uint32_t cap = lane->again_cap == 0 ? RDTI_VERBS_SQ_DEPTH : 2 * lane->again_cap;
@@ -239,8 +240,8 @@ keep(struct rdti_verbs_lane *lane, const struct rdti_verbs_record *record, struc
 
 /* Lock is held. `received`: immediates of this QP that the peer has. */
 static rdt_status
-settle_qp(struct rdti_verbs_lane *lane, struct rdti_verbs_qp *qp, uint64_t received,
-          struct rdti_list *done, struct rdt_error *err)
+down_settle_qp(struct rdti_verbs_lane *lane, struct rdti_verbs_qp *qp, uint64_t received,
+               struct rdti_list *done, struct rdt_error *err)
 {
     const uint64_t answered = qp->tx_done < qp->tx_posted
                                   ? qp->records[qp->tx_done % RDTI_VERBS_SQ_DEPTH].imms
@@ -262,13 +263,13 @@ settle_qp(struct rdti_verbs_lane *lane, struct rdti_verbs_qp *qp, uint64_t recei
         if (!record->is_read && record->imms < received)
             rdti_verbs_retire(lane, record, done);
         else
-            status = keep(lane, record, err);
+            status = down_keep(lane, record, err);
     }
     return status;
 }
 
 static void
-settle(struct rdti_verbs_link *link)
+down_settle(struct rdti_verbs_link *link)
 {
     struct rdti_verbs_lane *lane = link->lane;
     rdt_status status = RDT_OK;
@@ -284,7 +285,7 @@ settle(struct rdti_verbs_link *link)
     }
     const uint32_t before = lane->again_count;
     for (uint32_t i = 0; status == RDT_OK && i < link->qp_count; i++)
-        status = settle_qp(lane, link->qps[i], link->peer_received[i], &done, &err);
+        status = down_settle_qp(lane, link->qps[i], link->peer_received[i], &done, &err);
     const uint32_t count = lane->again_count - before;
     link->owes_mark = true;
     lane->marks_owed++;
@@ -309,7 +310,7 @@ settle(struct rdti_verbs_link *link)
 /* If this process was stopped until the deadline, the peer's word may have arrived meanwhile: this
  * leaves time to read it. */
 static bool
-is_late(struct rdti_verbs_link *link)
+down_is_late(struct rdti_verbs_link *link)
 {
     if (rdti_now_ns() < link->down_deadline_ns)
         return false;
@@ -335,12 +336,12 @@ rdti_verbs_watch_links(struct rdti_verbs_lane *lane)
         if (link->state != RDTI_VERBS_LINK_DRAINING && link->state != RDTI_VERBS_LINK_TOLD)
             continue;
         if (link->state == RDTI_VERBS_LINK_DRAINING && rdti_verbs_is_over(link))
-            tell(link);
+            down_tell(link);
         if (link->state != RDTI_VERBS_LINK_TOLD)
             continue;
         if (link->is_peer_told) {
-            settle(link);
-        } else if (is_late(link)) {
+            down_settle(link);
+        } else if (down_is_late(link)) {
             (void)rdti_error_set_rank(&err, RDT_EPEER, lane->args.peer_rank,
                                       "verbs: rank %d does not say what it received over %s port "
                                       "%u, which broke: %s",

@@ -16,7 +16,7 @@
 #include "transport/verbs/lane.h"
 
 static void
-stop_qps(struct rdti_verbs_lane *lane)
+verbs_ends_stop_qps(struct rdti_verbs_lane *lane)
 {
     for (uint32_t i = 0; i < lane->link_count; i++) {
         const struct rdti_verbs_link *link = &lane->links[i];
@@ -39,7 +39,7 @@ stop_qps(struct rdti_verbs_lane *lane)
 }
 
 static uint64_t
-outstanding(const struct rdti_verbs_lane *lane)
+verbs_ends_outstanding(const struct rdti_verbs_lane *lane)
 {
     uint64_t count = 0;
 
@@ -52,12 +52,12 @@ outstanding(const struct rdti_verbs_lane *lane)
 /* Requests in flight come back flushed; only their number matters. No other thread uses the QPs, as
  * the phase is FAILED. */
 static void
-drain(struct rdti_verbs_lane *lane)
+verbs_ends_drain(struct rdti_verbs_lane *lane)
 {
     const uint64_t deadline_ns = rdti_deadline_after(RDTI_VERBS_DRAIN_NS);
     struct ibv_wc wcs[RDTI_VERBS_WCS];
 
-    while (outstanding(lane) > 0 && rdti_now_ns() < deadline_ns) {
+    while (verbs_ends_outstanding(lane) > 0 && rdti_now_ns() < deadline_ns) {
         for (uint32_t i = 0; i < lane->link_count; i++) {
             struct rdti_verbs_link *link = &lane->links[i];
             const int count = lane->verbs->ops->poll_cq(link->cq, RDTI_VERBS_WCS, wcs);
@@ -79,7 +79,7 @@ drain(struct rdti_verbs_lane *lane)
 
 /* Appends the number of flushed requests to the error that ended the lane. */
 static void
-tell_flushed(struct rdti_verbs_lane *lane)
+verbs_ends_tell_flushed(struct rdti_verbs_lane *lane)
 {
     if (lane->flushed == 0)
         return;
@@ -113,10 +113,10 @@ rdti_verbs_stop_lane(struct rdti_verbs_lane *lane, const struct rdt_error *err,
     (void)pthread_mutex_unlock(&lane->lock);
 
     /* ERR first, not directly RESET, so that requests in flight are flushed and counted. */
-    stop_qps(lane);
+    verbs_ends_stop_qps(lane);
     if (!lane->is_fenced) /* else they have come back already */
-        drain(lane);
-    tell_flushed(lane);
+        verbs_ends_drain(lane);
+    verbs_ends_tell_flushed(lane);
     lane->qp_count = 0;
     rdti_verbs_drop_wishes(lane);
     rdti_verbs_forget_flags(lane);

@@ -16,7 +16,7 @@
 /* ---- Breaking the links of a port ----------------------------------------------------------- */
 
 static void
-break_link(struct rdti_verbs_link *link, const char *what, const char *advice)
+events_break_link(struct rdti_verbs_link *link, const char *what, const char *advice)
 {
     const struct rdti_verbs_lane *lane = link->lane;
     struct rdt_error err;
@@ -29,7 +29,7 @@ break_link(struct rdti_verbs_link *link, const char *what, const char *advice)
 
 /* The lane's link on the port, if it is not yet broken. */
 static struct rdti_verbs_link *
-link_on(struct rdti_verbs_lane *lane, const struct rdti_verbs_nic *nic)
+events_link_on(struct rdti_verbs_lane *lane, const struct rdti_verbs_nic *nic)
 {
     for (uint32_t i = 0; i < lane->link_count; i++) /* at most one is on the port */
         if (lane->links[i].nic == nic && lane->links[i].state <= RDTI_VERBS_LINK_GOOD)
@@ -40,8 +40,9 @@ link_on(struct rdti_verbs_lane *lane, const struct rdti_verbs_nic *nic)
 /* Breaks the links on the port for which is_meant(link, arg) holds. That may end a lane, and a
  * callback may close it; it stays in the list until the sweep. */
 static void
-break_links(struct rdti_verbs_nic *nic, bool (*is_meant)(struct rdti_verbs_link *, const void *),
-            const void *arg, const char *what, const char *advice)
+events_break_links(struct rdti_verbs_nic *nic,
+                   bool (*is_meant)(struct rdti_verbs_link *, const void *), const void *arg,
+                   const char *what, const char *advice)
 {
     struct rdti_verbs *verbs = nic->verbs;
     const bool was_polling = verbs->is_polling;
@@ -49,10 +50,10 @@ break_links(struct rdti_verbs_nic *nic, bool (*is_meant)(struct rdti_verbs_link 
     verbs->is_polling = true;
     for (struct rdti_list *node = verbs->lanes.next; node != &verbs->lanes; node = node->next) {
         struct rdti_verbs_link *link =
-            link_on(RDTI_CONTAINER(node, struct rdti_verbs_lane, node), nic);
+            events_link_on(RDTI_CONTAINER(node, struct rdti_verbs_lane, node), nic);
 
         if (link != NULL && is_meant(link, arg))
-            break_link(link, what, advice);
+            events_break_link(link, what, advice);
     }
     verbs->is_polling = was_polling;
     if (!was_polling)
@@ -60,7 +61,7 @@ break_links(struct rdti_verbs_nic *nic, bool (*is_meant)(struct rdti_verbs_link 
 }
 
 static bool
-is_any(struct rdti_verbs_link *link, const void *arg)
+events_is_any(struct rdti_verbs_link *link, const void *arg)
 {
     (void)link;
     (void)arg;
@@ -71,7 +72,7 @@ is_any(struct rdti_verbs_link *link, const void *arg)
 
 /* From here on no memory is registered there, and no offer has the port. */
 static void
-mark_gone(struct rdti_verbs_nic *nic)
+events_mark_gone(struct rdti_verbs_nic *nic)
 {
     (void)pthread_mutex_lock(&nic->verbs->mr_lock);
     nic->is_gone = true;
@@ -80,7 +81,7 @@ mark_gone(struct rdti_verbs_nic *nic)
 
 /* Its descriptors stay ready: a thread that watched them would never sleep again. */
 static void
-lose(struct rdti_verbs_nic *nic)
+events_lose(struct rdti_verbs_nic *nic)
 {
     const struct rdti_host *host = nic->verbs->host;
 
@@ -90,15 +91,15 @@ lose(struct rdti_verbs_nic *nic)
         host->unwatch(host->core, nic->channel_watch);
     nic->async_watch = NULL;
     nic->channel_watch = NULL;
-    mark_gone(nic);
+    events_mark_gone(nic);
     rdti_text_copy(nic->event, sizeof(nic->event), "the device was removed");
     rdti_log(RDT_LOG_WARN, "verbs: device %s port %u was removed", nic->name, nic->port);
-    break_links(nic, is_any, NULL, "was removed",
-                "was its driver unloaded, or the device hot-unplugged? look at dmesg");
+    events_break_links(nic, events_is_any, NULL, "was removed",
+                       "was its driver unloaded, or the device hot-unplugged? look at dmesg");
 }
 
 static bool
-is_lost(int sys_errno, uint32_t epoll_events)
+events_is_lost(int sys_errno, uint32_t epoll_events)
 {
     return (epoll_events & (uint32_t)(EPOLLERR | EPOLLHUP)) != 0 || sys_errno == EIO ||
            sys_errno == ENODEV;
@@ -118,14 +119,14 @@ rdti_verbs_on_channel(void *arg, uint32_t epoll_events)
         rdti_verbs_disarm(nic->verbs, cq);
         errno = 0;
     }
-    if (is_lost(errno, epoll_events))
-        lose(nic);
+    if (events_is_lost(errno, epoll_events))
+        events_lose(nic);
 }
 
 /* ---- Paths that change ---------------------------------------------------------------------- */
 
 static bool
-has_other_gid(struct rdti_verbs_link *link, const void *arg)
+events_has_other_gid(struct rdti_verbs_link *link, const void *arg)
 {
     struct rdti_verbs_nic *nic = link->nic;
     const struct rdti_verbs_gid *gid =
@@ -142,14 +143,14 @@ has_other_gid(struct rdti_verbs_link *link, const void *arg)
 }
 
 static bool
-has_other_lid(struct rdti_verbs_link *link, const void *lid)
+events_has_other_lid(struct rdti_verbs_link *link, const void *lid)
 {
     return link->nic->is_infiniband &&
            link->lane->own.ports[link->port_index].lid != *(const uint16_t *)lid;
 }
 
 static bool
-has_other_pkey(struct rdti_verbs_link *link, const void *arg)
+events_has_other_pkey(struct rdti_verbs_link *link, const void *arg)
 {
     const struct rdti_verbs_nic *nic = link->nic;
     __be16 entry = 0;
@@ -162,7 +163,7 @@ has_other_pkey(struct rdti_verbs_link *link, const void *arg)
 
 /* A link keeps the addresses with which it was verified; later lanes offer the new ones. */
 static void
-follow_path(struct rdti_verbs_nic *nic, const char *what)
+events_follow_path(struct rdti_verbs_nic *nic, const char *what)
 {
     const uint16_t old_lid = nic->lid;
     struct ibv_port_attr port;
@@ -170,13 +171,13 @@ follow_path(struct rdti_verbs_nic *nic, const char *what)
     char why[128];
 
     (void)snprintf(why, sizeof(why), "reports \"%s\": the address of this path is gone", what);
-    break_links(nic, has_other_gid, NULL, why, "look at ip addr, and connect again");
+    events_break_links(nic, events_has_other_gid, NULL, why, "look at ip addr, and connect again");
     memset(&port, 0, sizeof(port));
     if (nic->verbs->ops->query_port(nic->context, nic->port, &port) == 0)
         nic->lid = port.lid;
     if (nic->lid != old_lid)
-        break_links(nic, has_other_lid, &nic->lid, why,
-                    "the subnet manager moved it; connect again");
+        events_break_links(nic, events_has_other_lid, &nic->lid, why,
+                           "the subnet manager moved it; connect again");
     if (rdti_verbs_find_gids(nic, &err) != RDT_OK)
         rdti_log(RDT_LOG_WARN, "verbs: device %s port %u: %s", nic->name, nic->port, err.message);
 }
@@ -184,7 +185,7 @@ follow_path(struct rdti_verbs_nic *nic, const char *what)
 /* ---- Events --------------------------------------------------------------------------------- */
 
 static bool
-is_of_event(struct rdti_verbs_link *link, const void *arg)
+events_is_of_event(struct rdti_verbs_link *link, const void *arg)
 {
     const struct ibv_async_event *event = arg;
 
@@ -195,7 +196,7 @@ is_of_event(struct rdti_verbs_link *link, const void *arg)
 }
 
 static bool
-is_of_port(const struct rdti_verbs_nic *nic, const struct ibv_async_event *event)
+events_is_of_port(const struct rdti_verbs_nic *nic, const struct ibv_async_event *event)
 {
     switch (event->event_type) {
     case IBV_EVENT_PORT_ACTIVE:
@@ -213,7 +214,7 @@ is_of_port(const struct rdti_verbs_nic *nic, const struct ibv_async_event *event
 
 /* Harmless in itself; its effect on a path is checked separately. */
 static bool
-is_harmless(enum ibv_event_type type)
+events_is_harmless(enum ibv_event_type type)
 {
     return type == IBV_EVENT_COMM_EST || type == IBV_EVENT_GID_CHANGE ||
            type == IBV_EVENT_LID_CHANGE || type == IBV_EVENT_PKEY_CHANGE ||
@@ -223,13 +224,13 @@ is_harmless(enum ibv_event_type type)
 
 /* Errors do not mention events that are over or harmless. */
 static void
-note_event(struct rdti_verbs_nic *nic, enum ibv_event_type type, const char *text)
+events_note_event(struct rdti_verbs_nic *nic, enum ibv_event_type type, const char *text)
 {
     rdti_log(type == IBV_EVENT_COMM_EST ? RDT_LOG_DEBUG : RDT_LOG_WARN,
              "verbs: device %s port %u reports \"%s\"", nic->name, nic->port, text);
     if (type == IBV_EVENT_PORT_ACTIVE)
         nic->event[0] = '\0';
-    else if (!is_harmless(type))
+    else if (!events_is_harmless(type))
         rdti_text_copy(nic->event, sizeof(nic->event), text);
     if (type == IBV_EVENT_PORT_ACTIVE)
         nic->down_since_ns = 0;
@@ -238,7 +239,7 @@ note_event(struct rdti_verbs_nic *nic, enum ibv_event_type type, const char *tex
 }
 
 static void
-act_on(struct rdti_verbs_nic *nic, const struct ibv_async_event *event, const char *text)
+events_act_on(struct rdti_verbs_nic *nic, const struct ibv_async_event *event, const char *text)
 {
     const char *advice = "look at dmesg and at the device's state";
     char what[128];
@@ -246,23 +247,23 @@ act_on(struct rdti_verbs_nic *nic, const struct ibv_async_event *event, const ch
     (void)snprintf(what, sizeof(what), "reports \"%s\"", text);
     switch (event->event_type) {
     case IBV_EVENT_DEVICE_FATAL:
-        mark_gone(nic);
-        break_links(nic, is_any, NULL, what, advice);
+        events_mark_gone(nic);
+        events_break_links(nic, events_is_any, NULL, what, advice);
         break;
     case IBV_EVENT_QP_FATAL:
     case IBV_EVENT_QP_REQ_ERR:
     case IBV_EVENT_QP_ACCESS_ERR:
     case IBV_EVENT_PATH_MIG_ERR:
     case IBV_EVENT_CQ_ERR:
-        break_links(nic, is_of_event, event, what, advice);
+        events_break_links(nic, events_is_of_event, event, what, advice);
         break;
     case IBV_EVENT_GID_CHANGE:
     case IBV_EVENT_LID_CHANGE:
-        follow_path(nic, text);
+        events_follow_path(nic, text);
         break;
     case IBV_EVENT_PKEY_CHANGE:
-        break_links(nic, has_other_pkey, NULL, what,
-                    "its PKEY stands elsewhere in the table now, or nowhere; connect again");
+        events_break_links(nic, events_has_other_pkey, NULL, what,
+                           "its PKEY stands elsewhere in the table now, or nowhere; connect again");
         break;
     default: /* a port that goes down is not yet an error: rdti_verbs_watch_ports() */
         break;
@@ -282,14 +283,14 @@ rdti_verbs_on_async(void *arg, uint32_t epoll_events)
         const char *text = ops->event_type_str(copy.event_type);
 
         ops->ack_async_event(&event); /* before a QP is destroyed, as that waits for it */
-        if (is_of_port(nic, &copy)) {
-            note_event(nic, copy.event_type, text);
-            act_on(nic, &copy, text);
+        if (events_is_of_port(nic, &copy)) {
+            events_note_event(nic, copy.event_type, text);
+            events_act_on(nic, &copy, text);
         }
         errno = 0;
     }
-    if (is_lost(errno, epoll_events))
-        lose(nic);
+    if (events_is_lost(errno, epoll_events))
+        events_lose(nic);
 }
 
 void
@@ -307,7 +308,7 @@ rdti_verbs_watch_ports(struct rdti_verbs_lane *lane)
             continue;
         (void)snprintf(what, sizeof(what), "reports \"%s\" and has been down for %.2f s",
                        nic->event, (double)down_ns / 1e9);
-        break_link(link, what, "is its cable in, its switch up, and ip link too?");
+        events_break_link(link, what, "is its cable in, its switch up, and ip link too?");
         if (rdti_verbs_phase_of(lane) == RDTI_VERBS_FAILED)
             return;
     }

@@ -32,7 +32,7 @@
 #include "wire/bytes.h"
 #include "wire/notify.h"
 
-#define BLOCK_BYTES 128 /* of RDTI_VERBS_FLAGS_128 */
+#define FLAG_BLOCK_BYTES 128 /* of RDTI_VERBS_FLAGS_128 */
 
 /* Newer libraries accept this; an older one answers only for the whole message, or not at all. */
 #define ASK_FOR_CAPS 1u
@@ -42,7 +42,7 @@
 /* ---- Naps ----------------------------------------------------------------------------------- */
 
 static void
-on_timer(void *arg, uint32_t epoll_events)
+flag_on_timer(void *arg, uint32_t epoll_events)
 {
     struct rdti_verbs *verbs = arg;
     uint64_t count;
@@ -63,7 +63,7 @@ rdti_verbs_open_flags(struct rdti_verbs *verbs, struct rdt_error *err)
     if (verbs->flag_timer_fd < 0)
         return rdti_error_set(err, RDT_EDEVICE, errno, "timerfd_create");
     (void)rdti_fork_close_add(verbs->flag_timer_fd);
-    const rdt_status status = host->watch(host->core, verbs->flag_timer_fd, EPOLLIN, on_timer,
+    const rdt_status status = host->watch(host->core, verbs->flag_timer_fd, EPOLLIN, flag_on_timer,
                                           verbs, &verbs->flag_watch, err);
     if (status != RDT_OK)
         rdti_verbs_close_flags(verbs);
@@ -104,7 +104,7 @@ rdti_verbs_arm_flags(struct rdti_verbs *verbs)
 
 /* RDTI_VERBS_FLAGS_*, or 0. */
 static uint8_t
-promised(const struct rdti_verbs_lane *lane)
+flag_promised(const struct rdti_verbs_lane *lane)
 {
     const struct rdti_verbs_ops *ops = lane->verbs->ops;
     struct ibv_qp *qp = lane->qps[0]->qp;
@@ -120,7 +120,7 @@ promised(const struct rdti_verbs_lane *lane)
 }
 
 static void
-use_peer_flags(struct rdti_verbs_lane *lane)
+flag_use_peer_flags(struct rdti_verbs_lane *lane)
 {
     const size_t len = (size_t)RDTI_VERBS_SQ_DEPTH * RDTI_VERBS_TAIL_BYTES;
     struct rdt_error why;
@@ -158,7 +158,7 @@ rdti_verbs_agree_flags(struct rdti_verbs_lane *lane)
     const struct rdti_verbs_settings *settings = &lane->verbs->settings;
     const char *device = lane->qps[0]->link->nic->name;
 
-    uint8_t flags = promised(lane);
+    uint8_t flags = flag_promised(lane);
     lane->is_in_order = flags != 0;
     if (settings->notify == RDTI_VERBS_IMM)
         return;
@@ -186,7 +186,7 @@ rdti_verbs_agree_flags(struct rdti_verbs_lane *lane)
         rdti_verbs_send_words(lane, &(struct rdti_verbs_words){.kind = RDTI_VERBS_FLAGS,
                                                                .access = flags});
     }
-    use_peer_flags(lane);
+    flag_use_peer_flags(lane);
 }
 
 rdt_status
@@ -198,7 +198,7 @@ rdti_verbs_take_flags_word(struct rdti_verbs_lane *lane, const struct rdti_verbs
                                    "rank %d promises twice to look for flags",
                                    lane->args.peer_rank);
     lane->peer_flags = words->access;
-    use_peer_flags(lane);
+    flag_use_peer_flags(lane);
     return RDT_OK;
 }
 
@@ -261,7 +261,7 @@ rdti_verbs_forget_flags(struct rdti_verbs_lane *lane)
 /* Whether one request can write the bytes and the flag after them, within a range that the peer's
  * device places in order. The range of the bytes is already checked. */
 static bool
-has_place(const struct rdti_op *op, uint8_t flags)
+flag_has_place(const struct rdti_op *op, uint8_t flags)
 {
     const uint64_t begin = op->blocks[0].dst_off;
     const uint64_t end = begin + op->len_bytes;
@@ -271,8 +271,8 @@ has_place(const struct rdti_op *op, uint8_t flags)
         (op->remote.addr + op->flag_off) % RDTI_FLAG_BYTES != 0 ||
         !rdti_range_ok(op->flag_off, RDTI_FLAG_BYTES, op->remote.len_bytes))
         return false;
-    return flags == RDTI_VERBS_FLAGS_WHOLE ||
-           (op->remote.addr + begin) / BLOCK_BYTES == (op->remote.addr + last) / BLOCK_BYTES;
+    return flags == RDTI_VERBS_FLAGS_WHOLE || (op->remote.addr + begin) / FLAG_BLOCK_BYTES ==
+                                                  (op->remote.addr + last) / FLAG_BLOCK_BYTES;
 }
 
 bool
@@ -284,7 +284,7 @@ rdti_verbs_may_flag(const struct rdti_verbs_lane *lane, const struct rdti_op *op
         op->notify == RDTI_NOTIFY_NONE || op->flag_sequence == 0 || op->block_count != 1)
         return false;
     return op->len_bytes > 0 && op->len_bytes <= lane->max_chunk_bytes - RDTI_VERBS_TAIL_BYTES &&
-           has_place(op, lane->tx_flags);
+           flag_has_place(op, lane->tx_flags);
 }
 
 void

@@ -11,8 +11,8 @@
 #include "transport/verbs/lane.h"
 
 static bool
-is_meant(const struct rdti_verbs_remote *remote, uint8_t access, uint32_t segment, uint32_t index,
-         uint32_t generation)
+keys_is_meant(const struct rdti_verbs_remote *remote, uint8_t access, uint32_t segment,
+              uint32_t index, uint32_t generation)
 {
     return remote->access == access && remote->segment == segment &&
            (segment != RDT_SEGMENT_NONE ||
@@ -20,16 +20,16 @@ is_meant(const struct rdti_verbs_remote *remote, uint8_t access, uint32_t segmen
 }
 
 static struct rdti_verbs_remote *
-find(struct rdti_verbs_lane *lane, uint8_t access, uint32_t segment, uint32_t index,
-     uint32_t generation)
+keys_find(struct rdti_verbs_lane *lane, uint8_t access, uint32_t segment, uint32_t index,
+          uint32_t generation)
 {
     if (lane->last_remote != NULL &&
-        is_meant(lane->last_remote, access, segment, index, generation))
+        keys_is_meant(lane->last_remote, access, segment, index, generation))
         return lane->last_remote;
     for (struct rdti_list *at = lane->remotes.next; at != &lane->remotes; at = at->next) {
         struct rdti_verbs_remote *remote = RDTI_CONTAINER(at, struct rdti_verbs_remote, link);
 
-        if (!is_meant(remote, access, segment, index, generation))
+        if (!keys_is_meant(remote, access, segment, index, generation))
             continue;
         lane->last_remote = remote;
         return remote;
@@ -39,7 +39,7 @@ find(struct rdti_verbs_lane *lane, uint8_t access, uint32_t segment, uint32_t in
 
 /* A generation of an index has ended when a later one is used; its keys would accumulate. */
 static void
-forget_older(struct rdti_verbs_lane *lane, const struct rdt_remote_region *region)
+keys_forget_older(struct rdti_verbs_lane *lane, const struct rdt_remote_region *region)
 {
     for (struct rdti_list *at = lane->remotes.next, *next; at != &lane->remotes; at = next) {
         struct rdti_verbs_remote *remote = RDTI_CONTAINER(at, struct rdti_verbs_remote, link);
@@ -57,13 +57,13 @@ forget_older(struct rdti_verbs_lane *lane, const struct rdt_remote_region *regio
 
 /* `remote`: an entry whose key is requested again, or NULL. */
 static rdt_status
-ask_for(struct rdti_verbs_lane *lane, uint8_t access, const struct rdt_remote_region *region,
-        struct rdti_verbs_remote *remote, struct rdt_error *err)
+keys_ask_for(struct rdti_verbs_lane *lane, uint8_t access, const struct rdt_remote_region *region,
+             struct rdti_verbs_remote *remote, struct rdt_error *err)
 {
     if (lane->asked_count == sizeof(lane->asked) / sizeof(lane->asked[0]))
         return RDT_OK; /* retried with the next push */
     if (region->segment == RDT_SEGMENT_NONE)
-        forget_older(lane, region);
+        keys_forget_older(lane, region);
     if (remote == NULL) {
         remote = calloc(1, sizeof(*remote));
         if (remote == NULL)
@@ -86,8 +86,8 @@ ask_for(struct rdti_verbs_lane *lane, uint8_t access, const struct rdt_remote_re
 }
 
 static rdt_status
-refused(const struct rdti_verbs_lane *lane, const struct rdti_verbs_remote *remote,
-        struct rdt_error *err)
+keys_refused(const struct rdti_verbs_lane *lane, const struct rdti_verbs_remote *remote,
+             struct rdt_error *err)
 {
     const int32_t rank = lane->args.peer_rank;
 
@@ -116,26 +116,26 @@ refused(const struct rdti_verbs_lane *lane, const struct rdti_verbs_remote *remo
 }
 
 static rdt_status
-find_remote(struct rdti_verbs_lane *lane, const struct rdti_op *op, uint8_t access,
-            struct rdti_verbs_remote **out, struct rdt_error *err)
+keys_find_remote(struct rdti_verbs_lane *lane, const struct rdti_op *op, uint8_t access,
+                 struct rdti_verbs_remote **out, struct rdt_error *err)
 {
     const struct rdt_remote_region *region = &op->remote;
     struct rdti_verbs_remote *remote =
-        find(lane, access, region->segment, region->index, region->generation);
+        keys_find(lane, access, region->segment, region->index, region->generation);
 
     *out = NULL;
     if (region->index == 0)
         return rdti_error_set(err, RDT_ESTALE, 0, "no region has the index 0");
     if (remote == NULL)
-        return ask_for(lane, access, region, NULL, err);
+        return keys_ask_for(lane, access, region, NULL, err);
     if (remote->state == RDTI_VERBS_KEY_ASKED)
         return RDT_OK;
     /* A refusal because one region had ended does not apply to another region of its segment. */
     if (remote->state == RDTI_VERBS_KEY_NONE && remote->refusal == RDTI_VERBS_REGION_OVER &&
         (remote->index != region->index || remote->generation != region->generation))
-        return ask_for(lane, access, region, remote, err);
+        return keys_ask_for(lane, access, region, remote, err);
     if (remote->state == RDTI_VERBS_KEY_NONE)
-        return refused(lane, remote, err);
+        return keys_refused(lane, remote, err);
     const uint64_t off = region->segment == RDT_SEGMENT_NONE ? 0 : region->segment_off;
     if (!rdti_range_ok(off, region->len_bytes, remote->len_bytes))
         return rdti_error_set(err, RDT_ERANGE, 0,
@@ -154,8 +154,8 @@ rdti_verbs_known_key(const struct rdti_verbs_lane *lane, const struct rdti_op *o
     const uint64_t off = region->segment == RDT_SEGMENT_NONE ? 0 : region->segment_off;
 
     return last != NULL && last->state == RDTI_VERBS_KEY_HERE && region->index != 0 &&
-                   is_meant(last, RDTI_VERBS_MAY_WRITE, region->segment, region->index,
-                            region->generation) &&
+                   keys_is_meant(last, RDTI_VERBS_MAY_WRITE, region->segment, region->index,
+                                 region->generation) &&
                    rdti_range_ok(off, region->len_bytes, last->len_bytes)
                ? last
                : NULL;
@@ -169,12 +169,12 @@ rdti_verbs_find_key(struct rdti_verbs_lane *lane, const struct rdti_op *op, bool
 
     *has_flag = rdti_verbs_may_flag(lane, op);
     if (*has_flag) {
-        const rdt_status status = find_remote(lane, op, RDTI_VERBS_MAY_WRITE_STRICT, out, err);
+        const rdt_status status = keys_find_remote(lane, op, RDTI_VERBS_MAY_WRITE_STRICT, out, err);
         if (status != RDT_ENOMEM && status != RDT_EDEVICE)
             return status;
         *has_flag = false; /* the second registration failed: an immediate does not need it */
     }
-    return find_remote(lane, op, access, out, err);
+    return keys_find_remote(lane, op, access, out, err);
 }
 
 /* ---- Regions that have ended ---------------------------------------------------------------- */
@@ -225,7 +225,7 @@ rdti_verbs_take_key(struct rdti_verbs_lane *lane, const struct rdti_verbs_words 
                     struct rdt_error *err)
 {
     struct rdti_verbs_remote *remote =
-        find(lane, words->access, words->segment, words->index, words->generation);
+        keys_find(lane, words->access, words->segment, words->index, words->generation);
 
     if (remote == NULL || remote->state != RDTI_VERBS_KEY_ASKED || remote->index != words->index ||
         remote->generation != words->generation)

@@ -19,7 +19,7 @@
 /* ---- The offer ------------------------------------------------------------------------------ */
 
 static uint8_t
-mtu_code(uint32_t mtu_bytes)
+verbs_lane_mtu_code(uint32_t mtu_bytes)
 {
     uint8_t code = 1; /* enum ibv_mtu: 256 is 1 */
 
@@ -31,7 +31,7 @@ mtu_code(uint32_t mtu_bytes)
 }
 
 static void
-describe_port(const struct rdti_verbs_link *link, struct rdti_verbs_port_offer *out)
+verbs_lane_describe_port(const struct rdti_verbs_link *link, struct rdti_verbs_port_offer *out)
 {
     const struct rdti_verbs_nic *nic = link->nic;
     const uint32_t mtu_bytes = nic->verbs->settings.mtu_bytes;
@@ -40,8 +40,8 @@ describe_port(const struct rdti_verbs_link *link, struct rdti_verbs_port_offer *
     out->port = nic->port;
     out->is_infiniband = nic->is_infiniband;
     out->mtu = nic->mtu;
-    if (mtu_bytes != 0 && mtu_code(mtu_bytes) < out->mtu)
-        out->mtu = mtu_code(mtu_bytes);
+    if (mtu_bytes != 0 && verbs_lane_mtu_code(mtu_bytes) < out->mtu)
+        out->mtu = verbs_lane_mtu_code(mtu_bytes);
     out->lid = nic->lid;
     out->reads_in = nic->reads_in;
     out->reads_out = nic->reads_out;
@@ -54,7 +54,7 @@ describe_port(const struct rdti_verbs_link *link, struct rdti_verbs_port_offer *
 }
 
 static void
-describe_lane(struct rdti_verbs_lane *lane)
+verbs_lane_describe(struct rdti_verbs_lane *lane)
 {
     const struct rdti_verbs_settings *settings = &lane->verbs->settings;
     struct rdti_verbs_offer *own = &lane->own;
@@ -68,7 +68,7 @@ describe_lane(struct rdti_verbs_lane *lane)
     own->traffic_class = settings->traffic_class;
     own->pkey = settings->pkey;
     for (uint32_t i = 0; i < lane->link_count; i++) {
-        describe_port(&lane->links[i], &own->ports[i]);
+        verbs_lane_describe_port(&lane->links[i], &own->ports[i]);
         if (lane->links[i].nic->rq_depth < least)
             least = lane->links[i].nic->rq_depth;
     }
@@ -77,7 +77,7 @@ describe_lane(struct rdti_verbs_lane *lane)
 
 /* One link on every port whose device is present; all or nothing. */
 static rdt_status
-create_links(struct rdti_verbs_lane *lane, struct rdt_error *err)
+verbs_lane_create_links(struct rdti_verbs_lane *lane, struct rdt_error *err)
 {
     struct rdti_verbs *verbs = lane->verbs;
     rdt_status status = RDT_OK;
@@ -120,10 +120,10 @@ rdti_verbs_make_offer(void *state, const struct rdti_lane_args *args, struct rdt
     rdti_list_init(&lane->ops);
     rdti_list_init(&lane->remotes);
     rdti_list_init(&lane->flags);
-    status = create_links(lane, err);
+    status = verbs_lane_create_links(lane, err);
     if (status != RDT_OK)
         goto err_free;
-    describe_lane(lane);
+    verbs_lane_describe(lane);
     memset(offer, 0, sizeof(*offer));
     offer->len_bytes = (uint32_t)rdti_verbs_offer_encode(&lane->own, offer->bytes);
     (void)pthread_mutex_init(&lane->lock, NULL);
@@ -180,7 +180,8 @@ rdti_verbs_connect(struct rdti_lane *base, struct rdti_offer *peer, struct rdt_e
 /* ---- Words ---------------------------------------------------------------------------------- */
 
 static rdt_status
-answer_key(struct rdti_verbs_lane *lane, const struct rdti_verbs_words *get, struct rdt_error *err)
+verbs_lane_answer_key(struct rdti_verbs_lane *lane, const struct rdti_verbs_words *get,
+                      struct rdt_error *err)
 {
     struct rdti_verbs_words key;
     const rdt_status status = rdti_verbs_grant(lane->verbs, get, &key, err);
@@ -197,7 +198,8 @@ answer_key(struct rdti_verbs_lane *lane, const struct rdti_verbs_words *get, str
 }
 
 static rdt_status
-take_key(struct rdti_verbs_lane *lane, const struct rdti_verbs_words *words, struct rdt_error *err)
+verbs_lane_take_key(struct rdti_verbs_lane *lane, const struct rdti_verbs_words *words,
+                    struct rdt_error *err)
 {
     (void)pthread_mutex_lock(&lane->lock);
     const rdt_status status = rdti_verbs_take_key(lane, words, err);
@@ -225,11 +227,11 @@ rdti_verbs_words_arrived(struct rdti_lane *base, const uint8_t *bytes, uint32_t 
                                    "rank %d speaks before its offer", lane->args.peer_rank);
     switch (words.kind) {
     case RDTI_VERBS_KEY_GET:
-        status = answer_key(lane, &words, &why);
+        status = verbs_lane_answer_key(lane, &words, &why);
         break;
     case RDTI_VERBS_KEY:
     case RDTI_VERBS_KEY_REFUSED:
-        status = take_key(lane, &words, &why);
+        status = verbs_lane_take_key(lane, &words, &why);
         break;
     case RDTI_VERBS_FLAGS:
         status = rdti_verbs_take_flags_word(lane, &words, &why);
@@ -247,7 +249,7 @@ rdti_verbs_words_arrived(struct rdti_lane *base, const uint8_t *bytes, uint32_t 
 /* ---- Small entries -------------------------------------------------------------------------- */
 
 static size_t
-explain_broken(const struct rdti_verbs_link *link, size_t used, char *buf, size_t cap)
+verbs_lane_explain_broken(const struct rdti_verbs_link *link, size_t used, char *buf, size_t cap)
 {
     const struct rdti_verbs_ops *ops = link->lane->verbs->ops;
     int wrote = snprintf(buf, cap, "%s%s:%u is down: %s", used > 0 ? "; " : "", link->nic->name,
@@ -267,7 +269,7 @@ explain_broken(const struct rdti_verbs_link *link, size_t used, char *buf, size_
 }
 
 static size_t
-explain_good(const struct rdti_verbs_link *link, size_t used, char *buf, size_t cap)
+verbs_lane_explain_good(const struct rdti_verbs_link *link, size_t used, char *buf, size_t cap)
 {
     const char *event = link->nic->event;
     char counters[RDTI_VERBS_COUNTERS_TEXT];
@@ -299,9 +301,9 @@ rdti_verbs_explain(const struct rdti_lane *base, char *buf, size_t cap)
         const struct rdti_verbs_link *link = &lane->links[i];
 
         if (link->state > RDTI_VERBS_LINK_DROPPED)
-            used += explain_broken(link, used, buf + used, cap - used);
+            used += verbs_lane_explain_broken(link, used, buf + used, cap - used);
         else if (link->state == RDTI_VERBS_LINK_GOOD)
-            used += explain_good(link, used, buf + used, cap - used);
+            used += verbs_lane_explain_good(link, used, buf + used, cap - used);
     }
     if (lane->flushed > 0 && used < cap) {
         const int wrote = snprintf(buf + used, cap - used,

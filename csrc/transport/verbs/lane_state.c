@@ -36,7 +36,7 @@ rdti_verbs_complete_all(struct rdti_verbs_lane *lane, struct rdti_list *ops, rdt
 }
 
 static bool
-is_finished(const struct rdti_op *op)
+lane_state_is_finished(const struct rdti_op *op)
 {
     return op->scratch[RDTI_VERBS_OP_STEPS] > 0 && op->scratch[RDTI_VERBS_OP_OPEN] == 0 &&
            op->scratch[RDTI_VERBS_OP_STEP] >= op->scratch[RDTI_VERBS_OP_STEPS];
@@ -48,7 +48,7 @@ is_finished(const struct rdti_op *op)
  * another QP, and is sent a second time if that QP breaks. Reads are not ordered.
  */
 static void
-take_complete(struct rdti_verbs_lane *lane, struct rdti_op *op, struct rdti_list *done)
+lane_state_take_complete(struct rdti_verbs_lane *lane, struct rdti_op *op, struct rdti_list *done)
 {
     struct rdti_list *next;
 
@@ -63,7 +63,7 @@ take_complete(struct rdti_verbs_lane *lane, struct rdti_op *op, struct rdti_list
         next = at->next;
         if (first->kind == RDTI_OP_READ)
             continue;
-        if (!is_finished(first))
+        if (!lane_state_is_finished(first))
             return;
         rdti_list_remove(at);
         rdti_list_append(done, at);
@@ -85,7 +85,7 @@ rdti_verbs_retire(struct rdti_verbs_lane *lane, const struct rdti_verbs_record *
     if (op == NULL || --op->scratch[RDTI_VERBS_OP_OPEN] > 0 ||
         op->scratch[RDTI_VERBS_OP_STEP] < op->scratch[RDTI_VERBS_OP_STEPS])
         return;
-    take_complete(lane, op, done);
+    lane_state_take_complete(lane, op, done);
 }
 
 /* ---- Completions ---------------------------------------------------------------------------- */

@@ -23,7 +23,7 @@
 #include "transport/verbs/lane.h"
 
 static void
-say(struct rdti_verbs_link *link, enum rdti_verbs_word kind)
+link_say(struct rdti_verbs_link *link, enum rdti_verbs_word kind)
 {
     const struct rdti_verbs_words words = {.kind = (uint8_t)kind,
                                            .link = (uint8_t)link->number,
@@ -33,7 +33,7 @@ say(struct rdti_verbs_link *link, enum rdti_verbs_word kind)
 }
 
 static void
-describe_pair(struct rdti_verbs_link *link)
+link_describe_pair(struct rdti_verbs_link *link)
 {
     const struct rdti_verbs_lane *lane = link->lane;
     const struct rdti_verbs_port_offer *own = &lane->own.ports[link->port_index];
@@ -54,18 +54,18 @@ describe_pair(struct rdti_verbs_link *link)
 }
 
 static rdt_status
-begin_round(struct rdti_verbs_link *link, struct rdt_error *err)
+link_begin_round(struct rdti_verbs_link *link, struct rdt_error *err)
 {
     link->is_peer_ready = false;
     link->is_probe_posted = false;
     link->own_verdict = 0;
     link->peer_verdict = 0;
-    describe_pair(link);
+    link_describe_pair(link);
     const rdt_status status = rdti_verbs_raise_link(link, err);
     if (status != RDT_OK)
         return status;
     link->proof_deadline_ns = rdti_deadline_after(RDTI_VERBS_PROOF_NS / link->pair_count);
-    say(link, RDTI_VERBS_LINK_READY);
+    link_say(link, RDTI_VERBS_LINK_READY);
     return RDT_OK;
 }
 
@@ -75,14 +75,14 @@ rdti_verbs_begin_proof(struct rdti_verbs_lane *lane, struct rdt_error *err)
     rdt_status status = RDT_OK;
 
     for (uint32_t i = 0; status == RDT_OK && i < lane->link_count; i++)
-        status = begin_round(&lane->links[i], err);
+        status = link_begin_round(&lane->links[i], err);
     return status;
 }
 
 /* ---- Ready ---------------------------------------------------------------------------------- */
 
 static void
-report_choice(const struct rdti_verbs_lane *lane)
+link_report_choice(const struct rdti_verbs_lane *lane)
 {
     char reasons[128];
 
@@ -105,7 +105,7 @@ report_choice(const struct rdti_verbs_lane *lane)
 }
 
 static void
-add_qp(struct rdti_verbs_lane *lane, struct rdti_verbs_qp *qp)
+link_add_qp(struct rdti_verbs_lane *lane, struct rdti_verbs_qp *qp)
 {
     lane->qps[lane->qp_count++] = qp;
     lane->tx_qps[lane->tx_count++] = qp;
@@ -114,11 +114,11 @@ add_qp(struct rdti_verbs_lane *lane, struct rdti_verbs_qp *qp)
 }
 
 static void
-become_ready(struct rdti_verbs_lane *lane)
+link_become_ready(struct rdti_verbs_lane *lane)
 {
     const struct rdti_host *host = lane->verbs->host;
 
-    report_choice(lane);
+    link_report_choice(lane);
     (void)pthread_mutex_lock(&lane->lock);
     lane->inline_bytes = UINT32_MAX;
     for (uint32_t i = 0; i < lane->link_count; i++) {
@@ -128,7 +128,7 @@ become_ready(struct rdti_verbs_lane *lane)
         if (link->state != RDTI_VERBS_LINK_GOOD)
             continue;
         for (uint32_t q = 0; q < link->qp_count; q++)
-            add_qp(lane, link->qps[q]);
+            link_add_qp(lane, link->qps[q]);
         if (peer_max < lane->max_chunk_bytes)
             lane->max_chunk_bytes = peer_max;
         if (link->nic->max_msg_bytes < lane->max_chunk_bytes)
@@ -146,7 +146,7 @@ become_ready(struct rdti_verbs_lane *lane)
 
 /* Each link with its own reason. */
 static void
-explain_dropped(const struct rdti_verbs_lane *lane, char *buf, size_t cap)
+link_explain_dropped(const struct rdti_verbs_lane *lane, char *buf, size_t cap)
 {
     size_t used = 0;
 
@@ -161,7 +161,7 @@ explain_dropped(const struct rdti_verbs_lane *lane, char *buf, size_t cap)
 }
 
 static void
-check_links(struct rdti_verbs_lane *lane)
+link_check_links(struct rdti_verbs_lane *lane)
 {
     char why[256 * RDTI_VERBS_PORTS_MAX];
     uint32_t good = 0;
@@ -173,10 +173,10 @@ check_links(struct rdti_verbs_lane *lane)
         good += lane->links[i].state == RDTI_VERBS_LINK_GOOD;
     }
     if (good > 0) {
-        become_ready(lane);
+        link_become_ready(lane);
         return;
     }
-    explain_dropped(lane, why, sizeof(why));
+    link_explain_dropped(lane, why, sizeof(why));
     (void)rdti_error_set_rank(&err, RDT_ENOTVIABLE, lane->args.peer_rank,
                               "verbs: no write reached rank %d: %s; is there a route between these "
                               "addresses, and UDP port 4791 open?",
@@ -187,7 +187,7 @@ check_links(struct rdti_verbs_lane *lane)
 /* ---- Verdicts ------------------------------------------------------------------------------- */
 
 static void
-settle(struct rdti_verbs_link *link)
+link_settle(struct rdti_verbs_link *link)
 {
     struct rdti_verbs_lane *lane = link->lane;
     struct rdt_error err;
@@ -198,28 +198,28 @@ settle(struct rdti_verbs_link *link)
         link->state = RDTI_VERBS_LINK_GOOD;
     } else if (link->round + 1 < link->pair_count) {
         link->round++;
-        if (begin_round(link, &err) != RDT_OK)
+        if (link_begin_round(link, &err) != RDT_OK)
             rdti_verbs_fail(lane, &err);
         return;
     } else {
         link->state = RDTI_VERBS_LINK_DROPPED;
     }
-    check_links(lane);
+    link_check_links(lane);
 }
 
 static void
-judge(struct rdti_verbs_link *link, enum rdti_verbs_word verdict, const char *why)
+link_judge(struct rdti_verbs_link *link, enum rdti_verbs_word verdict, const char *why)
 {
     if (verdict == RDTI_VERBS_LINK_FAILED)
         rdti_text_copy(link->why, sizeof(link->why), why);
     link->own_verdict = (uint8_t)verdict;
-    say(link, verdict);
-    settle(link);
+    link_say(link, verdict);
+    link_settle(link);
 }
 
 /* On every QP: the packets of two QPs may take different routes because of their UDP ports. */
 static void
-post_probes(struct rdti_verbs_link *link)
+link_post_probes(struct rdti_verbs_link *link)
 {
     int failed = 0;
 
@@ -236,7 +236,7 @@ post_probes(struct rdti_verbs_link *link)
         failed = link->nic->verbs->ops->post_send(link->qps[i]->qp, &wr, &bad);
     }
     if (failed != 0)
-        judge(link, RDTI_VERBS_LINK_FAILED, strerror(failed > 0 ? failed : -failed));
+        link_judge(link, RDTI_VERBS_LINK_FAILED, strerror(failed > 0 ? failed : -failed));
 }
 
 void
@@ -251,12 +251,12 @@ rdti_verbs_probe_done(struct rdti_verbs_link *link, const struct ibv_wc *wc)
     if (wc->status == IBV_WC_SUCCESS) {
         link->probes_left &= ~(1u << (wc->wr_id >> 48 & 0xff) % 32);
         if (link->probes_left == 0)
-            judge(link, RDTI_VERBS_LINK_PROVED, NULL);
+            link_judge(link, RDTI_VERBS_LINK_PROVED, NULL);
         return;
     }
     (void)snprintf(why, sizeof(why), "the probe ended with \"%s\" (vendor code 0x%x)",
                    lane->verbs->ops->wc_status_str(wc->status), wc->vendor_err);
-    judge(link, RDTI_VERBS_LINK_FAILED, why);
+    link_judge(link, RDTI_VERBS_LINK_FAILED, why);
 }
 
 void
@@ -273,7 +273,7 @@ rdti_verbs_watch_proof(struct rdti_verbs_lane *lane)
          * ready. */
         if (link->state == RDTI_VERBS_LINK_PROVING && link->own_verdict == 0 &&
             link->is_probe_posted && now_ns >= link->proof_deadline_ns)
-            judge(link, RDTI_VERBS_LINK_FAILED, "the probe was not answered in time");
+            link_judge(link, RDTI_VERBS_LINK_FAILED, "the probe was not answered in time");
     }
 }
 
@@ -292,12 +292,12 @@ rdti_verbs_take_link_word(struct rdti_verbs_lane *lane, const struct rdti_verbs_
                                    lane->args.peer_rank, words->kind, words->link, words->round);
     if (words->kind != RDTI_VERBS_LINK_READY) {
         link->peer_verdict = words->kind;
-        settle(link);
+        link_settle(link);
         return RDT_OK;
     }
     link->is_peer_ready = true;
     link->proof_deadline_ns = rdti_deadline_after(RDTI_VERBS_PROOF_NS / link->pair_count);
     if (link->own_verdict == 0)
-        post_probes(link);
+        link_post_probes(link);
     return RDT_OK;
 }

@@ -18,7 +18,7 @@
 /* Not with flags: they are not counted, and two may arrive in either order. Not if the peer posts
  * no receives: then the path is not broken. */
 static bool
-may_move(const struct rdti_verbs_lane *lane, const struct rdt_error *why)
+lost_may_move(const struct rdti_verbs_lane *lane, const struct rdt_error *why)
 {
     const struct rdti_host *host = lane->verbs->host;
 
@@ -34,7 +34,7 @@ rdti_verbs_lose(struct rdti_verbs_lane *lane, const struct rdt_error *err)
 
     if (lane->is_lost)
         return true;
-    if (!may_move(lane, &why))
+    if (!lost_may_move(lane, &why))
         return false;
     (void)pthread_mutex_lock(&lane->lock);
     if (lane->is_stopped) { /* ops after the refused one must not be sent */
@@ -97,7 +97,7 @@ rdti_verbs_fence(struct rdti_lane *base, const struct rdt_error *why)
 
 /* The last op in the list that the peer delivered; NULL: none is there. */
 static const struct rdti_op *
-last_delivered(const struct rdti_list *ops, uint64_t delivered)
+lost_last_delivered(const struct rdti_list *ops, uint64_t delivered)
 {
     const struct rdti_op *last = NULL;
 
@@ -113,9 +113,10 @@ last_delivered(const struct rdti_list *ops, uint64_t delivered)
 
 /* Writes up to the last delivered one are in place; reads travel in the other direction. */
 static void
-sort_out(struct rdti_list *ops, uint64_t delivered, struct rdti_list *done, struct rdti_list *left)
+lost_sort_out(struct rdti_list *ops, uint64_t delivered, struct rdti_list *done,
+              struct rdti_list *left)
 {
-    const struct rdti_op *last = last_delivered(ops, delivered);
+    const struct rdti_op *last = lost_last_delivered(ops, delivered);
     bool is_in_place = last != NULL;
     struct rdti_list *node;
 
@@ -132,8 +133,8 @@ sort_out(struct rdti_list *ops, uint64_t delivered, struct rdti_list *done, stru
 /* The notifications in [*next, end) whose ops are complete, but which the peer has not
  * delivered. */
 static void
-give_notes(const struct rdti_verbs_lane *lane, uint64_t *next, uint64_t end,
-           void (*take)(void *arg, struct rdti_op *op, uint32_t notify), void *arg)
+lost_give_notes(const struct rdti_verbs_lane *lane, uint64_t *next, uint64_t end,
+                void (*take)(void *arg, struct rdti_op *op, uint32_t notify), void *arg)
 {
     for (; *next < end; (*next)++)
         take(arg, NULL, lane->tx_notes[*next % RDTI_VERBS_IMMS]);
@@ -141,7 +142,7 @@ give_notes(const struct rdti_verbs_lane *lane, uint64_t *next, uint64_t end,
 
 /* Number of messages that were begun and not delivered, and whose ops are complete. */
 static uint64_t
-count_bare(struct rdti_verbs_lane *lane, uint64_t begun, uint64_t delivered)
+lost_count_bare(struct rdti_verbs_lane *lane, uint64_t begun, uint64_t delivered)
 {
     uint64_t bare = begun - delivered;
 
@@ -173,28 +174,28 @@ rdti_verbs_hand_over(struct rdti_lane *base, uint64_t delivered,
                                    (unsigned long long)begun);
     /* A link that broke earlier may have lost notifications whose bytes have arrived. Else the
      * peer's device acknowledged messages that it did not report: their bytes may be missing. */
-    if (!lane->had_broken && count_bare(lane, begun, delivered) > 0)
+    if (!lane->had_broken && lost_count_bare(lane, begun, delivered) > 0)
         return rdti_error_set_rank(err, RDT_EDEVICE, lane->args.peer_rank,
                                    "rank %d: its device acknowledged messages that it did not "
                                    "deliver",
                                    lane->args.peer_rank);
     if (!rdti_verbs_stop_lane(lane, &lane->loss, &ops))
         return rdti_error_copy(err, &lane->error);
-    sort_out(&ops, delivered, &done, &left);
+    lost_sort_out(&ops, delivered, &done, &left);
     rdti_verbs_complete_all(lane, &done, RDT_OK, NULL);
     while ((node = rdti_list_take_first(&left)) != NULL) {
         struct rdti_op *op = RDTI_CONTAINER(node, struct rdti_op, link);
         const uint64_t number = op->scratch[RDTI_VERBS_OP_MESSAGE];
 
         if (number != 0) {
-            give_notes(lane, &next, number - 1, take, arg);
+            lost_give_notes(lane, &next, number - 1, take, arg);
             next = number;
         } else if (op->scratch[RDTI_VERBS_OP_STEP] == 0) { /* after all begun messages */
-            give_notes(lane, &next, begun, take, arg);
+            lost_give_notes(lane, &next, begun, take, arg);
         }
         (void)atomic_fetch_sub_explicit(&lane->ops_open, 1, memory_order_acq_rel);
         take(arg, op, RDTI_NOTIFY_NONE);
     }
-    give_notes(lane, &next, begun, take, arg);
+    lost_give_notes(lane, &next, begun, take, arg);
     return RDT_OK;
 }

@@ -12,7 +12,7 @@
 #define PAIR_SAME_NET RDTI_VERBS_SCORE_END
 
 static bool
-same_net(const uint8_t a[16], const uint8_t b[16])
+pair_same_net(const uint8_t a[16], const uint8_t b[16])
 {
     /* The usual prefixes: 24 bits of an IPv4 address, 64 of an IPv6 one. */
     return memcmp(a, b, rdti_verbs_is_mapped(a) ? 15 : 8) == 0;
@@ -21,7 +21,7 @@ same_net(const uint8_t a[16], const uint8_t b[16])
 /* Length of the common prefix in bits; decides if the usual prefix differs. Link-local addresses
  * count 0: after the first 64 bits they consist of device addresses. */
 static uint32_t
-common_bits(const uint8_t a[16], const uint8_t b[16])
+pair_common_bits(const uint8_t a[16], const uint8_t b[16])
 {
     uint32_t bits = 0;
 
@@ -34,30 +34,31 @@ common_bits(const uint8_t a[16], const uint8_t b[16])
 
 /* 0: they cannot communicate. Symmetric. */
 static uint32_t
-score_pair(const struct rdti_verbs_gid *a, const struct rdti_verbs_gid *b)
+pair_score(const struct rdti_verbs_gid *a, const struct rdti_verbs_gid *b)
 {
     if (a->kind != b->kind || rdti_verbs_is_mapped(a->raw) != rdti_verbs_is_mapped(b->raw) ||
         rdti_verbs_is_link_local(a->raw) != rdti_verbs_is_link_local(b->raw))
         return 0;
     const uint32_t net =
-        same_net(a->raw, b->raw) && !rdti_verbs_is_link_local(a->raw) ? PAIR_SAME_NET : 0;
+        pair_same_net(a->raw, b->raw) && !rdti_verbs_is_link_local(a->raw) ? PAIR_SAME_NET : 0;
     return 1 + net + rdti_verbs_score_gid(a) + rdti_verbs_score_gid(b);
 }
 
 /* The same with a tie-break by common prefix: the real prefix length is unknown, and a subnet may
  * be wider than usual. */
 static uint32_t
-order_pair(const struct rdti_verbs_gid *a, const struct rdti_verbs_gid *b)
+pair_order(const struct rdti_verbs_gid *a, const struct rdti_verbs_gid *b)
 {
-    const uint32_t bits = same_net(a->raw, b->raw) ? 0 : common_bits(a->raw, b->raw);
-    const uint32_t score = score_pair(a, b);
+    const uint32_t bits = pair_same_net(a->raw, b->raw) ? 0 : pair_common_bits(a->raw, b->raw);
+    const uint32_t score = pair_score(a, b);
 
     return score == 0 ? 0 : score << 8 | bits;
 }
 
 /* Whether pair x comes before y on both sides: by score, then by the connector's index. */
 static bool
-comes_first(const struct rdti_verbs_pair *x, const struct rdti_verbs_pair *y, bool is_connector)
+pair_comes_first(const struct rdti_verbs_pair *x, const struct rdti_verbs_pair *y,
+                 bool is_connector)
 {
     const uint32_t key_x = is_connector ? x->own * 256u + x->peer : x->peer * 256u + x->own;
     const uint32_t key_y = is_connector ? y->own * 256u + y->peer : y->peer * 256u + y->own;
@@ -66,12 +67,12 @@ comes_first(const struct rdti_verbs_pair *x, const struct rdti_verbs_pair *y, bo
 }
 
 static void
-insert_pair(struct rdti_verbs_pair *pairs, uint32_t *count, struct rdti_verbs_pair pair,
+pair_insert(struct rdti_verbs_pair *pairs, uint32_t *count, struct rdti_verbs_pair pair,
             bool is_connector)
 {
     uint32_t at = *count;
 
-    while (at > 0 && comes_first(&pair, &pairs[at - 1], is_connector))
+    while (at > 0 && pair_comes_first(&pair, &pairs[at - 1], is_connector))
         at--;
     if (at == RDTI_VERBS_PAIRS_MAX)
         return;
@@ -84,8 +85,8 @@ insert_pair(struct rdti_verbs_pair *pairs, uint32_t *count, struct rdti_verbs_pa
 
 /* The pairs of two ports, best first; returns their number. */
 static uint32_t
-list_pairs(const struct rdti_verbs_port_offer *own, const struct rdti_verbs_port_offer *peer,
-           bool is_connector, struct rdti_verbs_pair pairs[RDTI_VERBS_PAIRS_MAX])
+pair_list_pairs(const struct rdti_verbs_port_offer *own, const struct rdti_verbs_port_offer *peer,
+                bool is_connector, struct rdti_verbs_pair pairs[RDTI_VERBS_PAIRS_MAX])
 {
     uint32_t count = 0;
 
@@ -100,10 +101,10 @@ list_pairs(const struct rdti_verbs_port_offer *own, const struct rdti_verbs_port
             const struct rdti_verbs_pair pair = {
                 .own = (uint8_t)i,
                 .peer = (uint8_t)j,
-                .score = order_pair(&own->gids[i], &peer->gids[j]),
+                .score = pair_order(&own->gids[i], &peer->gids[j]),
             };
             if (pair.score > 0)
-                insert_pair(pairs, &count, pair, is_connector);
+                pair_insert(pairs, &count, pair, is_connector);
         }
     }
     return count;
@@ -112,15 +113,15 @@ list_pairs(const struct rdti_verbs_port_offer *own, const struct rdti_verbs_port
 /* The score of two ports by the best of these pairs. A subnet may also be narrower than usual, so
  * the longest common prefix breaks ties. */
 static uint32_t
-score_ports(const struct rdti_verbs_port_offer *own, const struct rdti_verbs_port_offer *peer,
-            const struct rdti_verbs_pair *pairs, uint32_t count)
+pair_score_ports(const struct rdti_verbs_port_offer *own, const struct rdti_verbs_port_offer *peer,
+                 const struct rdti_verbs_pair *pairs, uint32_t count)
 {
     uint32_t most = 0;
 
     for (uint32_t i = 0; i < count && own->is_infiniband == 0 && pairs[i].score == pairs[0].score;
          i++) {
         const uint32_t bits =
-            common_bits(own->gids[pairs[i].own].raw, peer->gids[pairs[i].peer].raw);
+            pair_common_bits(own->gids[pairs[i].own].raw, peer->gids[pairs[i].peer].raw);
         most = bits > most ? bits : most;
     }
     return pairs[0].score << 8 | most;
@@ -128,8 +129,8 @@ score_ports(const struct rdti_verbs_port_offer *own, const struct rdti_verbs_por
 
 /* The best pair of the remaining ports. False: none. */
 static bool
-pick(const struct rdti_verbs_lane *lane, uint32_t own_left, uint32_t peer_left, uint32_t *own_out,
-     uint32_t *peer_out)
+pair_pick(const struct rdti_verbs_lane *lane, uint32_t own_left, uint32_t peer_left,
+          uint32_t *own_out, uint32_t *peer_out)
 {
     struct rdti_verbs_pair best = {0};
     bool is_found = false;
@@ -141,12 +142,12 @@ pick(const struct rdti_verbs_lane *lane, uint32_t own_left, uint32_t peer_left, 
 
             if ((own_left >> i & 1) == 0 || (peer_left >> j & 1) == 0)
                 continue;
-            const uint32_t count = list_pairs(&lane->own.ports[i], &lane->peer.ports[j],
-                                              lane->args.is_connector, pairs);
+            const uint32_t count = pair_list_pairs(&lane->own.ports[i], &lane->peer.ports[j],
+                                                   lane->args.is_connector, pairs);
             if (count == 0)
                 continue;
-            ports.score = score_ports(&lane->own.ports[i], &lane->peer.ports[j], pairs, count);
-            if (is_found && !comes_first(&ports, &best, lane->args.is_connector))
+            ports.score = pair_score_ports(&lane->own.ports[i], &lane->peer.ports[j], pairs, count);
+            if (is_found && !pair_comes_first(&ports, &best, lane->args.is_connector))
                 continue;
             best = ports;
             is_found = true;
@@ -158,7 +159,7 @@ pick(const struct rdti_verbs_lane *lane, uint32_t own_left, uint32_t peer_left, 
 }
 
 static void
-move_link(struct rdti_verbs_link *to, struct rdti_verbs_link *from)
+pair_move_link(struct rdti_verbs_link *to, struct rdti_verbs_link *from)
 {
     struct rdti_verbs_link held = *to;
 
@@ -171,7 +172,7 @@ move_link(struct rdti_verbs_link *to, struct rdti_verbs_link *from)
 }
 
 static const char *
-family_of(const uint8_t raw[16])
+pair_family_of(const uint8_t raw[16])
 {
     if (rdti_verbs_is_mapped(raw))
         return "IPv4";
@@ -197,9 +198,9 @@ rdti_verbs_explain_choice(const struct rdti_verbs_link *link, char *buf, size_t 
         return;
     }
     (void)snprintf(net, sizeof(net), "%u bits of the addresses alike",
-                   common_bits(own->raw, peer->raw) - first);
+                   pair_common_bits(own->raw, peer->raw) - first);
     (void)snprintf(buf, cap, "RoCE %s, %s, %s%s", own->kind == RDTI_VERBS_GID_ROCE_V2 ? "v2" : "v1",
-                   family_of(own->raw), same_net(own->raw, peer->raw) ? usual : net,
+                   pair_family_of(own->raw), pair_same_net(own->raw, peer->raw) ? usual : net,
                    is_set ? ", GID by RDMATENSOR_VERBS_GID_INDEX" : "");
 }
 
@@ -212,18 +213,18 @@ rdti_verbs_pair_links(struct rdti_verbs_lane *lane, struct rdt_error *err)
     uint32_t peer;
     uint32_t count = 0;
 
-    while (pick(lane, own_left, peer_left, &own, &peer)) {
+    while (pair_pick(lane, own_left, peer_left, &own, &peer)) {
         uint32_t at = count;
 
         while (lane->links[at].port_index != own) /* each port has one, at or behind count */
             at++;
         if (at != count)
-            move_link(&lane->links[count], &lane->links[at]);
+            pair_move_link(&lane->links[count], &lane->links[at]);
         struct rdti_verbs_link *link = &lane->links[count];
         link->number = count++;
         link->peer_port = peer;
-        link->pair_count = list_pairs(&lane->own.ports[own], &lane->peer.ports[peer],
-                                      lane->args.is_connector, link->pairs);
+        link->pair_count = pair_list_pairs(&lane->own.ports[own], &lane->peer.ports[peer],
+                                           lane->args.is_connector, link->pairs);
         own_left &= ~(1u << own);
         peer_left &= ~(1u << peer);
     }

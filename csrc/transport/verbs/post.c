@@ -48,7 +48,7 @@ rdti_verbs_flush_chains(struct rdti_verbs_lane *lane)
 
 /* Adds a request to the QP's chain, numbered and recorded; there is room. */
 static struct ibv_send_wr *
-add_request(struct rdti_verbs_qp *qp, const struct rdti_verbs_record *record)
+post_add_request(struct rdti_verbs_qp *qp, const struct rdti_verbs_record *record)
 {
     if (qp->chain_count == RDTI_VERBS_CHAIN)
         rdti_verbs_flush_chain(qp);
@@ -77,8 +77,8 @@ add_request(struct rdti_verbs_qp *qp, const struct rdti_verbs_record *record)
 
 /* Sets where the device finds the bytes: in the request, in registered memory, or on the stage. */
 static void
-attach_bytes(const struct rdti_verbs_qp *qp, const struct rdti_verbs_record *record,
-             struct ibv_send_wr *wr)
+post_attach_bytes(const struct rdti_verbs_qp *qp, const struct rdti_verbs_record *record,
+                  struct ibv_send_wr *wr)
 {
     const struct rdti_verbs_lane *lane = qp->link->lane;
     const uint32_t nic_index = qp->link->nic_index;
@@ -101,7 +101,7 @@ attach_bytes(const struct rdti_verbs_qp *qp, const struct rdti_verbs_record *rec
     }
     const rdt_status status = rdti_verbs_own_key(lane->verbs, record->local, record->len_bytes,
                                                  nic_index, &wr->sg_list->lkey);
-    assert(status == RDT_OK); /* cut() found it, and the arena's segments stay */
+    assert(status == RDT_OK); /* verbs_tx_cut() found it, and the arena's segments stay */
     (void)status;
 }
 
@@ -109,13 +109,13 @@ attach_bytes(const struct rdti_verbs_qp *qp, const struct rdti_verbs_record *rec
 void
 rdti_verbs_post_record(struct rdti_verbs_qp *qp, const struct rdti_verbs_record *record)
 {
-    struct ibv_send_wr *wr = add_request(qp, record);
+    struct ibv_send_wr *wr = post_add_request(qp, record);
 
     if (record->len_bytes == 0)
         return;
     wr->wr.rdma.remote_addr = record->remote_addr;
     wr->wr.rdma.rkey = record->rkeys[qp->link->peer_port];
-    attach_bytes(qp, record, wr);
+    post_attach_bytes(qp, record, wr);
     if (record->tail_bytes != 0)
         rdti_verbs_attach_flag(qp, record, wr);
     rdti_count(&qp->link->lane->verbs->host->counters->wire_bytes, record->len_bytes);

@@ -15,7 +15,7 @@
 /* No query returns a device's inline limit: some devices refuse a larger value, others lower it.
  * Not every driver sets errno. */
 static struct ibv_qp *
-make_qp(struct rdti_verbs_link *link, uint32_t *inline_bytes_out)
+qp_make(struct rdti_verbs_link *link, uint32_t *inline_bytes_out)
 {
     static const uint32_t tries[] = {RDTI_VERBS_INLINE_BYTES, RDTI_VERBS_INLINE_BYTES / 2, 0};
     struct rdti_verbs_nic *nic = link->nic;
@@ -42,7 +42,7 @@ make_qp(struct rdti_verbs_link *link, uint32_t *inline_bytes_out)
 }
 
 static rdt_status
-create_qp(struct rdti_verbs_link *link, struct rdt_error *err)
+qp_create(struct rdti_verbs_link *link, struct rdt_error *err)
 {
     const struct rdti_verbs_nic *nic = link->nic;
     struct rdti_verbs_qp *qp = calloc(1, sizeof(*qp));
@@ -54,7 +54,7 @@ create_qp(struct rdti_verbs_link *link, struct rdt_error *err)
         goto err_free;
     qp->psn &= PSN_MASK;
     qp->link = link;
-    qp->qp = make_qp(link, &qp->inline_bytes);
+    qp->qp = qp_make(link, &qp->inline_bytes);
     if (qp->qp == NULL) {
         status = rdti_error_set(err, RDT_EDEVICE, errno, "ibv_create_qp on %s, sq %u, rq %u",
                                 nic->name, nic->sq_depth, nic->rq_depth);
@@ -91,7 +91,7 @@ rdti_verbs_create_link(struct rdti_verbs_lane *lane, struct rdti_verbs_nic *nic,
         return status;
     }
     while (status == RDT_OK && link->qp_count < qp_count)
-        status = create_qp(link, err);
+        status = qp_create(link, err);
     if (status != RDT_OK)
         rdti_verbs_destroy_link(link);
     return status;
@@ -148,7 +148,7 @@ rdti_verbs_restock(struct rdti_verbs_qp *qp, struct rdt_error *err)
 /* ---- States --------------------------------------------------------------------------------- */
 
 static uint8_t
-agreed(uint8_t connector, uint8_t listener, uint8_t otherwise)
+qp_agreed(uint8_t connector, uint8_t listener, uint8_t otherwise)
 {
     if (connector != RDTI_VERBS_UNSET)
         return connector;
@@ -156,13 +156,13 @@ agreed(uint8_t connector, uint8_t listener, uint8_t otherwise)
 }
 
 /* One of the settings that both directions share, by its field in the offer. */
-#define AGREED(lane, field, otherwise)                                         \
-    agreed((lane)->args.is_connector ? (lane)->own.field : (lane)->peer.field, \
-           (lane)->args.is_connector ? (lane)->peer.field : (lane)->own.field, otherwise)
+#define AGREED(lane, field, otherwise)                                            \
+    qp_agreed((lane)->args.is_connector ? (lane)->own.field : (lane)->peer.field, \
+              (lane)->args.is_connector ? (lane)->peer.field : (lane)->own.field, otherwise)
 
 static rdt_status
-modify(struct rdti_verbs_qp *qp, struct ibv_qp_attr *attr, int mask, const char *to,
-       struct rdt_error *err)
+qp_modify(struct rdti_verbs_qp *qp, struct ibv_qp_attr *attr, int mask, const char *to,
+          struct rdt_error *err)
 {
     const struct rdti_verbs_link *link = qp->link;
     const int failed = link->nic->verbs->ops->modify_qp(qp->qp, attr, mask);
@@ -175,10 +175,10 @@ modify(struct rdti_verbs_qp *qp, struct ibv_qp_attr *attr, int mask, const char 
 }
 
 static rdt_status
-to_init(struct rdti_verbs_qp *qp, struct rdt_error *err)
+qp_to_init(struct rdti_verbs_qp *qp, struct rdt_error *err)
 {
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET, RDTI_VERBS_NO_MTU};
-    rdt_status status = modify(qp, &attr, IBV_QP_STATE, "RESET", err);
+    rdt_status status = qp_modify(qp, &attr, IBV_QP_STATE, "RESET", err);
 
     if (status != RDT_OK)
         return status;
@@ -191,19 +191,20 @@ to_init(struct rdti_verbs_qp *qp, struct rdt_error *err)
         .port_num = qp->link->nic->port,
         .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
     };
-    return modify(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
-                  "INIT", err);
+    return qp_modify(qp, &attr,
+                     IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "INIT",
+                     err);
 }
 
 /* Both sides restart in each round, with PSNs that late packets of the previous one do not have. */
 static uint32_t
-psn_in(uint32_t psn, uint32_t round)
+qp_psn_in(uint32_t psn, uint32_t round)
 {
     return (psn + round * UINT32_C(0x100000)) & PSN_MASK;
 }
 
 static uint8_t
-path_mtu(const struct rdti_verbs_link *link, const struct rdti_verbs_port_offer *peer)
+qp_path_mtu(const struct rdti_verbs_link *link, const struct rdti_verbs_port_offer *peer)
 {
     const uint8_t own = link->lane->own.ports[link->port_index].mtu; /* includes the setting */
 
@@ -211,7 +212,7 @@ path_mtu(const struct rdti_verbs_link *link, const struct rdti_verbs_port_offer 
 }
 
 static rdt_status
-to_rtr(struct rdti_verbs_qp *qp, uint32_t index, struct rdt_error *err)
+qp_to_rtr(struct rdti_verbs_qp *qp, uint32_t index, struct rdt_error *err)
 {
     const struct rdti_verbs_link *link = qp->link;
     const struct rdti_verbs_lane *lane = link->lane;
@@ -220,9 +221,9 @@ to_rtr(struct rdti_verbs_qp *qp, uint32_t index, struct rdt_error *err)
     const struct rdti_verbs_pair *pair = &link->pairs[link->round];
     struct ibv_qp_attr attr = {
         .qp_state = IBV_QPS_RTR,
-        .path_mtu = (enum ibv_mtu)path_mtu(link, peer),
+        .path_mtu = (enum ibv_mtu)qp_path_mtu(link, peer),
         .dest_qp_num = peer->qps[index].qpn,
-        .rq_psn = psn_in(peer->qps[index].psn, link->round),
+        .rq_psn = qp_psn_in(peer->qps[index].psn, link->round),
         .max_dest_rd_atomic = own->reads_in < peer->reads_out ? own->reads_in : peer->reads_out,
         .min_rnr_timer = RDTI_VERBS_RNR_TIMER,
         .ah_attr = {.dlid = peer->lid,
@@ -237,10 +238,10 @@ to_rtr(struct rdti_verbs_qp *qp, uint32_t index, struct rdt_error *err)
         attr.ah_attr.grh.hop_limit = RDTI_VERBS_HOP_LIMIT;
         attr.ah_attr.grh.traffic_class = AGREED(lane, traffic_class, 0);
     }
-    return modify(qp, &attr,
-                  IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                      IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
-                  "RTR", err);
+    return qp_modify(qp, &attr,
+                     IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                         IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+                     "RTR", err);
 }
 
 uint64_t
@@ -252,7 +253,7 @@ rdti_verbs_retry_window_ns(const struct rdti_verbs_lane *lane)
 }
 
 static rdt_status
-to_rts(struct rdti_verbs_qp *qp, struct rdt_error *err)
+qp_to_rts(struct rdti_verbs_qp *qp, struct rdt_error *err)
 {
     const struct rdti_verbs_link *link = qp->link;
     const struct rdti_verbs_lane *lane = link->lane;
@@ -264,18 +265,18 @@ to_rts(struct rdti_verbs_qp *qp, struct rdt_error *err)
         .timeout = AGREED(lane, timeout, RDTI_VERBS_TIMEOUT),
         .retry_cnt = AGREED(lane, retry, RDTI_VERBS_RETRY),
         .rnr_retry = RDTI_VERBS_RNR_RETRY,
-        .sq_psn = psn_in(qp->psn, link->round),
+        .sq_psn = qp_psn_in(qp->psn, link->round),
         .max_rd_atomic = own->reads_out < peer->reads_in ? own->reads_out : peer->reads_in,
     };
 
-    return modify(qp, &attr,
-                  IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-                      IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
-                  "RTS", err);
+    return qp_modify(qp, &attr,
+                     IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                         IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
+                     "RTS", err);
 }
 
 static rdt_status
-agree_pkey(struct rdti_verbs_link *link, struct rdt_error *err)
+qp_agree_pkey(struct rdti_verbs_link *link, struct rdt_error *err)
 {
     const struct rdti_verbs_lane *lane = link->lane;
     const uint16_t connector = lane->args.is_connector ? lane->own.pkey : lane->peer.pkey;
@@ -299,18 +300,18 @@ agree_pkey(struct rdti_verbs_link *link, struct rdt_error *err)
 rdt_status
 rdti_verbs_raise_link(struct rdti_verbs_link *link, struct rdt_error *err)
 {
-    rdt_status status = agree_pkey(link, err);
+    rdt_status status = qp_agree_pkey(link, err);
 
     for (uint32_t i = 0; status == RDT_OK && i < link->qp_count; i++) {
         struct rdti_verbs_qp *qp = link->qps[i];
 
-        status = to_init(qp, err);
+        status = qp_to_init(qp, err);
         if (status == RDT_OK)
             status = rdti_verbs_restock(qp, err);
         if (status == RDT_OK)
-            status = to_rtr(qp, i, err);
+            status = qp_to_rtr(qp, i, err);
         if (status == RDT_OK)
-            status = to_rts(qp, err);
+            status = qp_to_rts(qp, err);
     }
     return status;
 }

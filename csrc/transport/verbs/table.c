@@ -19,7 +19,7 @@
 
 /* Whether a link needs more than polls. */
 static bool
-has_trouble(const struct rdti_verbs_lane *lane)
+verbs_has_trouble(const struct rdti_verbs_lane *lane)
 {
     bool found = lane->is_lost;
 
@@ -31,19 +31,20 @@ has_trouble(const struct rdti_verbs_lane *lane)
 
 /* Whether a pass that did `work` must do more for the lane than poll it. */
 static bool
-wants_more(const struct rdti_verbs_lane *lane, uint32_t work)
+verbs_wants_more(const struct rdti_verbs_lane *lane, uint32_t work)
 {
-    /* relaxed: hints that the lock orders, see lane.h, or this thread's own; seq_cst: see rides()
-     * in tx.c */
+    /* relaxed: hints that the lock orders, see lane.h, or this thread's own; seq_cst: see
+     * verbs_tx_rides() */
     return rdti_verbs_phase_of(lane) != RDTI_VERBS_READY ||
            (work > 0 && atomic_load_explicit(&lane->has_queued, memory_order_relaxed)) ||
            atomic_load_explicit(&lane->has_riders, memory_order_seq_cst) ||
            atomic_load_explicit(&lane->owes_restock, memory_order_relaxed) ||
-           atomic_load_explicit(&lane->is_tx_broken, memory_order_relaxed) || has_trouble(lane);
+           atomic_load_explicit(&lane->is_tx_broken, memory_order_relaxed) ||
+           verbs_has_trouble(lane);
 }
 
 __attribute__((noinline)) static uint32_t
-serve_more(struct rdti_verbs_lane *lane, bool has_keys, uint32_t work)
+verbs_serve_more(struct rdti_verbs_lane *lane, bool has_keys, uint32_t work)
 {
     switch (rdti_verbs_phase_of(lane)) {
     case RDTI_VERBS_SETUP:
@@ -54,7 +55,7 @@ serve_more(struct rdti_verbs_lane *lane, bool has_keys, uint32_t work)
     case RDTI_VERBS_READY:
         break;
     }
-    /* as in wants_more() */
+    /* as in verbs_wants_more() */
     if (has_keys || (work > 0 && atomic_load_explicit(&lane->has_queued, memory_order_relaxed)) ||
         atomic_load_explicit(&lane->has_riders, memory_order_seq_cst))
         work += rdti_verbs_push(lane);
@@ -62,7 +63,7 @@ serve_more(struct rdti_verbs_lane *lane, bool has_keys, uint32_t work)
         rdti_verbs_send_restocked(lane);
     if (atomic_load_explicit(&lane->is_tx_broken, memory_order_relaxed))
         rdti_verbs_break_unposted(lane);
-    if (!has_trouble(lane))
+    if (!verbs_has_trouble(lane))
         return work;
     rdti_verbs_watch_ports(lane);
     rdti_verbs_stop_rest(lane); /* for links that broke above, or before the pass */
@@ -73,15 +74,15 @@ serve_more(struct rdti_verbs_lane *lane, bool has_keys, uint32_t work)
 }
 
 static uint32_t
-serve(struct rdti_verbs_lane *lane, bool has_keys)
+verbs_serve(struct rdti_verbs_lane *lane, bool has_keys)
 {
     const uint32_t work = rdti_verbs_poll_lane(lane);
 
-    return has_keys || wants_more(lane, work) ? serve_more(lane, has_keys, work) : work;
+    return has_keys || verbs_wants_more(lane, work) ? verbs_serve_more(lane, has_keys, work) : work;
 }
 
 static uint32_t
-serve_all(struct rdti_verbs *verbs)
+verbs_serve_all(struct rdti_verbs *verbs)
 {
     const bool has_keys = rdti_verbs_take_news(verbs);
     uint32_t work = has_keys;
@@ -90,7 +91,7 @@ serve_all(struct rdti_verbs *verbs)
         struct rdti_verbs_lane *lane = RDTI_CONTAINER(node, struct rdti_verbs_lane, node);
 
         next = node->next; /* lanes that a callback closes stay in the list until the sweep */
-        work += serve(lane, has_keys);
+        work += verbs_serve(lane, has_keys);
     }
     return work;
 }
@@ -115,7 +116,7 @@ verbs_poll(void *state)
         return 0;
     const bool was_polling = verbs->is_polling; /* a callback may make the core poll again */
     verbs->is_polling = true;
-    const uint32_t work = serve_all(verbs);
+    const uint32_t work = verbs_serve_all(verbs);
     verbs->is_polling = was_polling;
     if (!was_polling)
         rdti_verbs_sweep(verbs);

@@ -17,7 +17,7 @@
 
 /* Lock is held. Create the staging buffer, registered on every port, for unregistered memory. */
 static rdt_status
-tx_make_stage(struct rdti_verbs_lane *lane, struct rdt_error *err)
+verbs_tx_make_stage(struct rdti_verbs_lane *lane, struct rdt_error *err)
 {
     const size_t len = RDTI_VERBS_STAGE_PIECES * RDTI_VERBS_STAGE_BYTES;
     struct rdti_verbs *verbs = lane->verbs;
@@ -41,7 +41,7 @@ tx_make_stage(struct rdti_verbs_lane *lane, struct rdt_error *err)
 
 /* Lock is held. Numbers a message that begins. */
 static void
-tx_number(struct rdti_verbs_lane *lane, struct rdti_op *op)
+verbs_tx_number(struct rdti_verbs_lane *lane, struct rdti_op *op)
 {
     lane->tx_notes[lane->tx_messages % RDTI_VERBS_IMMS] = op->notify;
     op->scratch[RDTI_VERBS_OP_MESSAGE] = ++lane->tx_messages;
@@ -50,19 +50,19 @@ tx_number(struct rdti_verbs_lane *lane, struct rdti_op *op)
 /* ---- Cutting -------------------------------------------------------------------------------- */
 
 static uint64_t
-chunk_bytes(const struct rdti_op *op)
+verbs_tx_chunk_bytes(const struct rdti_op *op)
 {
     return op->scratch[RDTI_VERBS_OP_CHUNK] & ~(RDTI_VERBS_OP_STAGED | RDTI_VERBS_OP_FLAGGED);
 }
 
 static bool
-is_staged(const struct rdti_op *op)
+verbs_tx_is_staged(const struct rdti_op *op)
 {
     return (op->scratch[RDTI_VERBS_OP_CHUNK] & RDTI_VERBS_OP_STAGED) != 0;
 }
 
 static bool
-is_flagged(const struct rdti_op *op)
+verbs_tx_is_flagged(const struct rdti_op *op)
 {
     return (op->scratch[RDTI_VERBS_OP_CHUNK] & RDTI_VERBS_OP_FLAGGED) != 0;
 }
@@ -70,7 +70,7 @@ is_flagged(const struct rdti_op *op)
 /* RDT_OK: every block is in registered memory, or is small enough to be sent inline. RDT_EAGAIN:
  * some memory is about to be registered. */
 static rdt_status
-find_bytes(struct rdti_verbs_lane *lane, const struct rdti_op *op, bool has_flag)
+verbs_tx_find_bytes(struct rdti_verbs_lane *lane, const struct rdti_op *op, bool has_flag)
 {
     rdt_status status = RDT_OK;
     uint32_t lkey;
@@ -87,7 +87,7 @@ find_bytes(struct rdti_verbs_lane *lane, const struct rdti_op *op, bool has_flag
 }
 
 static uint64_t
-count_steps(const struct rdti_op *op, uint64_t most)
+verbs_tx_count_steps(const struct rdti_op *op, uint64_t most)
 {
     uint64_t steps = 0;
 
@@ -101,7 +101,7 @@ count_steps(const struct rdti_op *op, uint64_t most)
 
 /* Decides, when the op is next, how it is cut. The decision is final. */
 static void
-cut(struct rdti_verbs_lane *lane, struct rdti_op *op, bool may_flag, bool is_reachable)
+verbs_tx_cut(struct rdti_verbs_lane *lane, struct rdti_op *op, bool may_flag, bool is_reachable)
 {
     const uint64_t qps = lane->tx_count;
     uint64_t most = lane->max_chunk_bytes;
@@ -115,7 +115,7 @@ cut(struct rdti_verbs_lane *lane, struct rdti_op *op, bool may_flag, bool is_rea
         marks = RDTI_VERBS_OP_STAGED;
         most = most < RDTI_VERBS_STAGE_BYTES ? most : RDTI_VERBS_STAGE_BYTES;
     }
-    uint64_t steps = count_steps(op, most);
+    uint64_t steps = verbs_tx_count_steps(op, most);
     if (may_flag && steps == 1)
         marks |= RDTI_VERBS_OP_FLAGGED;
     if (op->kind == RDTI_OP_WRITE && op->notify != RDTI_NOTIFY_NONE && steps < qps)
@@ -126,7 +126,7 @@ cut(struct rdti_verbs_lane *lane, struct rdti_op *op, bool may_flag, bool is_rea
 
 /* The bytes of the next step; none if only an immediate is left. Advances. */
 static struct rdt_block
-next_bytes(struct rdti_op *op)
+verbs_tx_next_bytes(struct rdti_op *op)
 {
     struct rdt_block bytes = {0};
 
@@ -134,7 +134,7 @@ next_bytes(struct rdti_op *op)
         const struct rdt_block *b = &op->blocks[op->scratch[RDTI_VERBS_OP_BLOCK]];
         const uint64_t off = op->scratch[RDTI_VERBS_OP_OFF];
         const uint64_t left = b->len_bytes - off;
-        const uint64_t most = chunk_bytes(op);
+        const uint64_t most = verbs_tx_chunk_bytes(op);
 
         if (left == 0) {
             op->scratch[RDTI_VERBS_OP_BLOCK]++;
@@ -154,7 +154,7 @@ next_bytes(struct rdti_op *op)
 
 /* Takes a piece of the stage for a step, and copies a write's bytes there. */
 static void
-take_piece(struct rdti_verbs_lane *lane, struct rdti_verbs_record *record)
+verbs_tx_take_piece(struct rdti_verbs_lane *lane, struct rdti_verbs_record *record)
 {
     record->piece = __builtin_ctz(lane->stage_free);
     lane->stage_free &= lane->stage_free - 1;
@@ -167,10 +167,10 @@ take_piece(struct rdti_verbs_lane *lane, struct rdti_verbs_record *record)
 /* Sets how this step of a write notifies the peer, if at all: by a flag, or, on the last steps, by
  * an immediate. */
 static void
-announce(struct rdti_verbs_lane *lane, const struct rdti_op *op, const struct rdt_block *bytes,
-         bool is_last, struct rdti_verbs_record *record)
+verbs_tx_announce(struct rdti_verbs_lane *lane, const struct rdti_op *op,
+                  const struct rdt_block *bytes, bool is_last, struct rdti_verbs_record *record)
 {
-    if (is_flagged(op)) {
+    if (verbs_tx_is_flagged(op)) {
         record->imm = op->flag_sequence;
         record->tail_bytes =
             (uint8_t)(op->flag_off + RDTI_FLAG_BYTES - bytes->dst_off - bytes->len_bytes);
@@ -183,12 +183,12 @@ announce(struct rdti_verbs_lane *lane, const struct rdti_op *op, const struct rd
 
 /* Posts the next step, on its QP or on the QP that replaces it. */
 static void
-post_step(struct rdti_verbs_lane *lane, struct rdti_verbs_qp *qp, bool is_stand_in,
-          struct rdti_op *op, const struct rdti_verbs_remote *remote)
+verbs_tx_post_step(struct rdti_verbs_lane *lane, struct rdti_verbs_qp *qp, bool is_stand_in,
+                   struct rdti_op *op, const struct rdti_verbs_remote *remote)
 {
     const uint64_t step = op->scratch[RDTI_VERBS_OP_STEP]++;
     const uint64_t steps = op->scratch[RDTI_VERBS_OP_STEPS];
-    const struct rdt_block bytes = next_bytes(op);
+    const struct rdt_block bytes = verbs_tx_next_bytes(op);
     struct rdti_verbs_record record = {
         .op = op,
         .local = (void *)(uintptr_t)bytes.src,
@@ -198,15 +198,17 @@ post_step(struct rdti_verbs_lane *lane, struct rdti_verbs_qp *qp, bool is_stand_
     };
 
     if (!record.is_read)
-        announce(lane, op, &bytes, !is_stand_in && step + lane->tx_count >= steps, &record);
+        verbs_tx_announce(lane, op, &bytes, !is_stand_in && step + lane->tx_count >= steps,
+                          &record);
     op->scratch[RDTI_VERBS_OP_OPEN]++;
     if (record.len_bytes > 0) {
         const uint64_t off = op->remote.segment == RDT_SEGMENT_NONE ? 0 : op->remote.segment_off;
         record.remote_addr = remote->base + off + bytes.dst_off;
         memcpy(record.rkeys, remote->rkeys, sizeof(record.rkeys));
-        if (is_staged(op) && (record.is_read || !rdti_verbs_is_inline(lane, record.len_bytes,
-                                                                      record.tail_bytes != 0)))
-            take_piece(lane, &record);
+        if (verbs_tx_is_staged(op) &&
+            (record.is_read ||
+             !rdti_verbs_is_inline(lane, record.len_bytes, record.tail_bytes != 0)))
+            verbs_tx_take_piece(lane, &record);
     }
     rdti_verbs_post_record(qp, &record);
 }
@@ -216,7 +218,7 @@ post_step(struct rdti_verbs_lane *lane, struct rdti_verbs_qp *qp, bool is_stand_
 /* Sends what a broken link lost again over the remaining links. False: more is left, without
  * room. */
 static bool
-post_again(struct rdti_verbs_lane *lane, uint32_t *posted)
+verbs_tx_post_again(struct rdti_verbs_lane *lane, uint32_t *posted)
 {
     struct rdti_verbs_qp *qp =
         lane->again_next < lane->again_count ? rdti_verbs_live_qp(lane) : NULL;
@@ -236,7 +238,7 @@ post_again(struct rdti_verbs_lane *lane, uint32_t *posted)
 /* Between two ops: posts SETTLED for broken links; the next op uses the remaining links. False: the
  * queue is full, or a device refused a request that was posted here. */
 static bool
-post_marks(struct rdti_verbs_lane *lane, uint32_t *posted)
+verbs_tx_post_marks(struct rdti_verbs_lane *lane, uint32_t *posted)
 {
     for (uint32_t i = 0; lane->marks_owed > 0 && i < lane->link_count; i++) {
         struct rdti_verbs_link *link = &lane->links[i];
@@ -267,23 +269,24 @@ enum progress { WENT, WAITS, REFUSED };
 
 /* Cut the op, unless it is cut, and create the stage if it needs one. */
 static enum progress
-prepare(struct rdti_verbs_lane *lane, struct rdti_op *op, bool may_flag, struct rdt_error *err)
+verbs_tx_prepare(struct rdti_verbs_lane *lane, struct rdti_op *op, bool may_flag,
+                 struct rdt_error *err)
 {
     if (op->scratch[RDTI_VERBS_OP_STEPS] == 0) {
-        const rdt_status found = find_bytes(lane, op, may_flag);
+        const rdt_status found = verbs_tx_find_bytes(lane, op, may_flag);
         if (found == RDT_EAGAIN)
             return WAITS;
-        cut(lane, op, may_flag, found == RDT_OK);
+        verbs_tx_cut(lane, op, may_flag, found == RDT_OK);
     }
-    if (!is_staged(op) || lane->stage != NULL)
+    if (!verbs_tx_is_staged(op) || lane->stage != NULL)
         return WENT;
-    return tx_make_stage(lane, err) == RDT_OK ? WENT : REFUSED;
+    return verbs_tx_make_stage(lane, err) == RDT_OK ? WENT : REFUSED;
 }
 
 /* Prepare the cursor's op, when it is next. REFUSED: *err has the reason. */
 static enum progress
-begin_op(struct rdti_verbs_lane *lane, struct rdti_op *op, struct rdti_verbs_remote **remote,
-         struct rdt_error *err)
+verbs_tx_begin_op(struct rdti_verbs_lane *lane, struct rdti_op *op,
+                  struct rdti_verbs_remote **remote, struct rdt_error *err)
 {
     rdt_status status = RDT_OK;
     bool may_flag = false;
@@ -298,34 +301,35 @@ begin_op(struct rdti_verbs_lane *lane, struct rdti_op *op, struct rdti_verbs_rem
         if (status == RDT_OK && *remote == NULL)
             return WAITS;
     }
-    return status == RDT_OK ? prepare(lane, op, may_flag, err) : REFUSED;
+    return status == RDT_OK ? verbs_tx_prepare(lane, op, may_flag, err) : REFUSED;
 }
 
 /* Whether the op needs a receive at the peer. */
 static bool
-is_message(const struct rdti_op *op)
+verbs_tx_is_message(const struct rdti_op *op)
 {
-    return op->kind == RDTI_OP_WRITE && op->notify != RDTI_NOTIFY_NONE && !is_flagged(op);
+    return op->kind == RDTI_OP_WRITE && op->notify != RDTI_NOTIFY_NONE && !verbs_tx_is_flagged(op);
 }
 
 static void
-number(struct rdti_verbs_lane *lane, struct rdti_op *op)
+verbs_tx_number_first(struct rdti_verbs_lane *lane, struct rdti_op *op)
 {
-    if (op->scratch[RDTI_VERBS_OP_STEP] == 0 && is_message(op))
-        tx_number(lane, op);
+    if (op->scratch[RDTI_VERBS_OP_STEP] == 0 && verbs_tx_is_message(op))
+        verbs_tx_number(lane, op);
 }
 
 /* Posts as many steps of one op as there is room for. A message takes its place in the window
  * before its first step, so that no message stays half sent. */
 static enum progress
-post_op(struct rdti_verbs_lane *lane, struct rdti_op *op, uint32_t *posted, struct rdt_error *err)
+verbs_tx_post_op(struct rdti_verbs_lane *lane, struct rdti_op *op, uint32_t *posted,
+                 struct rdt_error *err)
 {
     struct rdti_verbs_remote *remote;
-    const enum progress begun = begin_op(lane, op, &remote, err);
+    const enum progress begun = verbs_tx_begin_op(lane, op, &remote, err);
 
     if (begun != WENT)
         return begun;
-    if (op->scratch[RDTI_VERBS_OP_STEP] == 0 && is_message(op) &&
+    if (op->scratch[RDTI_VERBS_OP_STEP] == 0 && verbs_tx_is_message(op) &&
         lane->tx_messages >= lane->tx_window)
         return WAITS;
     while (op->scratch[RDTI_VERBS_OP_STEP] < op->scratch[RDTI_VERBS_OP_STEPS]) {
@@ -335,39 +339,41 @@ post_op(struct rdti_verbs_lane *lane, struct rdti_op *op, uint32_t *posted, stru
         struct rdti_verbs_qp *qp = is_out ? rdti_verbs_live_qp(lane) : own;
 
         if (lane->is_held || !rdti_verbs_has_room(qp, RDTI_VERBS_SQ_RESERVE) ||
-            (is_staged(op) && lane->stage_free == 0))
+            (verbs_tx_is_staged(op) && lane->stage_free == 0))
             return WAITS;
-        number(lane, op);
-        post_step(lane, qp, is_out, op, remote);
+        verbs_tx_number_first(lane, op);
+        verbs_tx_post_step(lane, qp, is_out, op, remote);
         (*posted)++;
     }
     return WENT;
 }
 
 static struct rdti_op *
-op_after(struct rdti_verbs_lane *lane, struct rdti_op *op)
+verbs_tx_op_after(struct rdti_verbs_lane *lane, struct rdti_op *op)
 {
     return op->link.next == &lane->ops ? NULL : RDTI_CONTAINER(op->link.next, struct rdti_op, link);
 }
 
 /* Lock is held. Stops at a refused op, which goes to *refused with its reason in *why. */
 static uint32_t
-pump(struct rdti_verbs_lane *lane, struct rdti_op **refused, struct rdt_error *why)
+verbs_tx_pump(struct rdti_verbs_lane *lane, struct rdti_op **refused, struct rdt_error *why)
 {
     uint32_t posted = 0;
 
     *refused = NULL;
-    while (*refused == NULL && !lane->is_held && !lane->is_stopped && post_again(lane, &posted)) {
+    while (*refused == NULL && !lane->is_held && !lane->is_stopped &&
+           verbs_tx_post_again(lane, &posted)) {
         struct rdti_op *op = lane->cursor;
 
-        if ((op == NULL || op->scratch[RDTI_VERBS_OP_STEP] == 0) && !post_marks(lane, &posted))
+        if ((op == NULL || op->scratch[RDTI_VERBS_OP_STEP] == 0) &&
+            !verbs_tx_post_marks(lane, &posted))
             break;
         if (op == NULL)
             break;
-        const enum progress progress = post_op(lane, op, &posted, why);
+        const enum progress progress = verbs_tx_post_op(lane, op, &posted, why);
         if (progress == WAITS)
             break;
-        lane->cursor = op_after(lane, op);
+        lane->cursor = verbs_tx_op_after(lane, op);
         if (progress == REFUSED) {
             rdti_list_remove(&op->link);
             *refused = op;
@@ -379,7 +385,7 @@ pump(struct rdti_verbs_lane *lane, struct rdti_op **refused, struct rdt_error *w
 }
 
 /* Work that a pump leaves to be done without the lock. */
-struct leftover {
+struct tx_leftover {
     struct rdti_op *refused;
     struct rdt_error why;
     struct rdti_verbs_words asked[4];
@@ -388,7 +394,7 @@ struct leftover {
 
 /* Lock is held. */
 static uint32_t
-pump_ready(struct rdti_verbs_lane *lane, struct leftover *left)
+verbs_tx_pump_ready(struct rdti_verbs_lane *lane, struct tx_leftover *left)
 {
     left->refused = NULL;
     left->asked_count = 0;
@@ -396,7 +402,7 @@ pump_ready(struct rdti_verbs_lane *lane, struct leftover *left)
         return 0;
     /* relaxed: under lock, as all stores */
     atomic_store_explicit(&lane->has_riders, false, memory_order_relaxed);
-    const uint32_t posted = pump(lane, &left->refused, &left->why);
+    const uint32_t posted = verbs_tx_pump(lane, &left->refused, &left->why);
     atomic_store_explicit(&lane->has_queued,
                           lane->cursor != NULL || lane->again_next < lane->again_count ||
                               lane->marks_owed > 0,
@@ -410,7 +416,7 @@ pump_ready(struct rdti_verbs_lane *lane, struct leftover *left)
 
 /* True: an op was refused, and the ops after it are not yet handled. */
 static bool
-end_leftover(struct rdti_verbs_lane *lane, const struct leftover *left)
+verbs_tx_end_leftover(struct rdti_verbs_lane *lane, const struct tx_leftover *left)
 {
     rdti_verbs_ask(lane, left->asked, left->asked_count);
     if (left->refused == NULL)
@@ -425,13 +431,13 @@ uint32_t
 rdti_verbs_push(struct rdti_verbs_lane *lane)
 {
     uint32_t posted = 0;
-    struct leftover left;
+    struct tx_leftover left;
 
     do {
         (void)pthread_mutex_lock(&lane->lock);
-        posted += pump_ready(lane, &left);
+        posted += verbs_tx_pump_ready(lane, &left);
         (void)pthread_mutex_unlock(&lane->lock);
-    } while (end_leftover(lane, &left));
+    } while (verbs_tx_end_leftover(lane, &left));
     return posted;
 }
 
@@ -458,7 +464,7 @@ rdti_verbs_send_restocked(struct rdti_verbs_lane *lane)
 
 /* A write whose bytes fit inline in one request. */
 static bool
-is_small(const struct rdti_verbs_lane *lane, const struct rdti_op *op)
+verbs_tx_is_small(const struct rdti_verbs_lane *lane, const struct rdti_op *op)
 {
     return op->kind == RDTI_OP_WRITE && op->block_count == 1 && op->len_bytes > 0 &&
            rdti_verbs_is_inline(lane, op->len_bytes, false);
@@ -466,21 +472,21 @@ is_small(const struct rdti_verbs_lane *lane, const struct rdti_op *op)
 
 /* A lane with one QP, no flags, no waiting ops, and room in the peer's window. */
 static bool
-is_clear(const struct rdti_verbs_lane *lane)
+verbs_tx_is_clear(const struct rdti_verbs_lane *lane)
 {
     return rdti_verbs_phase_of(lane) == RDTI_VERBS_READY && lane->qp_count == 1 &&
            lane->tx_flags == 0 && lane->cursor == NULL && !lane->is_held && !lane->is_stopped &&
            lane->tx_messages < lane->tx_window;
 }
 
-/* Sends most small messages as pump() would, without its other checks. False: pump() must send
- * it. */
+/* Sends most small messages as verbs_tx_pump() would, without its other checks. False:
+ * verbs_tx_pump() must send it. */
 static bool
-post_at_once(struct rdti_verbs_lane *lane, struct rdti_op *op)
+verbs_tx_post_at_once(struct rdti_verbs_lane *lane, struct rdti_op *op)
 {
     const bool has_imm = op->notify != RDTI_NOTIFY_NONE;
 
-    if (!is_small(lane, op) || !is_clear(lane))
+    if (!verbs_tx_is_small(lane, op) || !verbs_tx_is_clear(lane))
         return false;
     struct rdti_verbs_qp *qp = lane->qps[0];
     const struct rdti_verbs_remote *remote = rdti_verbs_known_key(lane, op);
@@ -503,7 +509,7 @@ post_at_once(struct rdti_verbs_lane *lane, struct rdti_op *op)
     op->scratch[RDTI_VERBS_OP_OPEN] = 1;
     op->scratch[RDTI_VERBS_OP_CHUNK] = lane->max_chunk_bytes;
     if (has_imm)
-        tx_number(lane, op);
+        verbs_tx_number(lane, op);
     lane->is_tx_plain = !has_imm;
     rdti_verbs_post_record(qp, &record);
     rdti_verbs_flush_chain(qp);
@@ -515,7 +521,7 @@ post_at_once(struct rdti_verbs_lane *lane, struct rdti_op *op)
 /* Whether the op, which was just added, waits for another op or a pass. Else the waiting ops are
  * sent with it, in one chain: a post costs a system call on some devices, and a doorbell on all. */
 static bool
-rides(struct rdti_verbs_lane *lane, struct rdti_op *op)
+verbs_tx_rides(struct rdti_verbs_lane *lane, struct rdti_op *op)
 {
     if (rdti_verbs_phase_of(lane) != RDTI_VERBS_READY)
         return false;
@@ -528,13 +534,14 @@ rides(struct rdti_verbs_lane *lane, struct rdti_op *op)
     }
     if (!atomic_load_explicit(&lane->has_riders, memory_order_relaxed)) /* lock */
         return false;
-    for (struct rdti_op *rider = lane->cursor; rider != NULL; rider = op_after(lane, rider))
+    for (struct rdti_op *rider = lane->cursor; rider != NULL;
+         rider = verbs_tx_op_after(lane, rider))
         rider->has_ridden = rider->may_ride;
     return false;
 }
 
 static rdt_status
-check_blocks(const struct rdti_op *op, struct rdt_error *err)
+verbs_tx_check_blocks(const struct rdti_op *op, struct rdt_error *err)
 {
     for (uint32_t i = 0; i < op->block_count; i++) {
         const struct rdt_block *b = &op->blocks[i];
@@ -553,8 +560,8 @@ rdt_status
 rdti_verbs_start(struct rdti_lane *base, struct rdti_op *op, struct rdt_error *err)
 {
     struct rdti_verbs_lane *lane = (struct rdti_verbs_lane *)base;
-    struct leftover left;
-    rdt_status status = check_blocks(op, err);
+    struct tx_leftover left;
+    rdt_status status = verbs_tx_check_blocks(op, err);
 
     if (status != RDT_OK)
         return status;
@@ -571,14 +578,14 @@ rdti_verbs_start(struct rdti_lane *base, struct rdti_op *op, struct rdt_error *e
     if (status == RDT_OK) {
         rdti_list_append(&lane->ops, &op->link);
         (void)atomic_fetch_add_explicit(&lane->ops_open, 1, memory_order_acq_rel);
-        if (!rides(lane, op) && !post_at_once(lane, op)) {
+        if (!verbs_tx_rides(lane, op) && !verbs_tx_post_at_once(lane, op)) {
             if (lane->cursor == NULL)
                 lane->cursor = op;
-            (void)pump_ready(lane, &left);
+            (void)verbs_tx_pump_ready(lane, &left);
         }
     }
     (void)pthread_mutex_unlock(&lane->lock);
-    if (end_leftover(lane, &left))
+    if (verbs_tx_end_leftover(lane, &left))
         (void)rdti_verbs_push(lane);
     return status;
 }

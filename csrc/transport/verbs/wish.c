@@ -12,7 +12,7 @@
 
 /* From the order of nics to the order of the offer's ports; a device may be missing there. */
 static void
-order_keys(const struct rdti_verbs_lane *lane, struct rdti_verbs_words *key)
+wish_order_keys(const struct rdti_verbs_lane *lane, struct rdti_verbs_words *key)
 {
     const struct rdti_verbs_words all = *key;
 
@@ -31,12 +31,12 @@ rdti_verbs_send_key(struct rdti_verbs_lane *lane, struct rdti_verbs_words *key, 
                  "verbs: rank %d gets no key for piece %u, region %u: %s", lane->args.peer_rank,
                  key->segment, key->index, err->message);
     if (key->kind == RDTI_VERBS_KEY)
-        order_keys(lane, key);
+        wish_order_keys(lane, key);
     rdti_verbs_send_words(lane, key);
 }
 
 static bool
-is_same(const struct rdti_verbs_words *a, const struct rdti_verbs_words *b)
+wish_is_same(const struct rdti_verbs_words *a, const struct rdti_verbs_words *b)
 {
     return a->access == b->access && a->segment == b->segment &&
            (a->segment != RDT_SEGMENT_NONE ||
@@ -44,7 +44,7 @@ is_same(const struct rdti_verbs_words *a, const struct rdti_verbs_words *b)
 }
 
 static void
-free_wish(struct rdti_verbs_wish *wish)
+wish_free(struct rdti_verbs_wish *wish)
 {
     rdti_list_remove(&wish->link);
     free(wish);
@@ -60,7 +60,7 @@ rdti_verbs_await_grant(struct rdti_verbs_lane *lane, const struct rdti_verbs_wor
     for (struct rdti_list *at = wishes->next; at != wishes; at = at->next) {
         const struct rdti_verbs_wish *wish = RDTI_CONTAINER(at, struct rdti_verbs_wish, link);
 
-        if (wish->lane == lane && is_same(&wish->get, get))
+        if (wish->lane == lane && wish_is_same(&wish->get, get))
             return rdti_error_set_rank(err, RDT_EPROTO, lane->args.peer_rank,
                                        "rank %d asks twice for the key of region %u",
                                        lane->args.peer_rank, get->index);
@@ -85,7 +85,7 @@ rdti_verbs_drop_wishes(struct rdti_verbs_lane *lane)
 
         next = at->next;
         if (wish->lane == lane)
-            free_wish(wish);
+            wish_free(wish);
     }
 }
 
@@ -93,7 +93,7 @@ rdti_verbs_drop_wishes(struct rdti_verbs_lane *lane)
 
 /* mr_lock is held. It clears the failure, so that the next request tries again. */
 static void
-settle_failure(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
+wish_settle_failure(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
 {
     for (struct rdti_list *at = verbs->wishes.next; at != &verbs->wishes; at = at->next) {
         struct rdti_verbs_wish *wish = RDTI_CONTAINER(at, struct rdti_verbs_wish, link);
@@ -114,7 +114,7 @@ settle_failure(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
 }
 
 static void
-settle_failures(struct rdti_verbs *verbs)
+wish_settle_failures(struct rdti_verbs *verbs)
 {
     (void)pthread_mutex_lock(&verbs->mr_lock);
     for (struct rdti_list *at = verbs->memories.next, *next; at != &verbs->memories; at = next) {
@@ -122,13 +122,13 @@ settle_failures(struct rdti_verbs *verbs)
 
         next = at->next;
         if (memory->failed != 0)
-            settle_failure(verbs, memory);
+            wish_settle_failure(verbs, memory);
     }
     (void)pthread_mutex_unlock(&verbs->mr_lock);
 }
 
 static void
-answer(struct rdti_verbs *verbs, struct rdti_verbs_wish *wish)
+wish_answer(struct rdti_verbs *verbs, struct rdti_verbs_wish *wish)
 {
     rdt_status status = (rdt_status)wish->error.status;
     struct rdti_verbs_words key;
@@ -140,20 +140,20 @@ answer(struct rdti_verbs *verbs, struct rdti_verbs_wish *wish)
     if (status == RDT_EAGAIN)
         return;
     rdti_verbs_send_key(wish->lane, &key, status, &wish->error);
-    free_wish(wish);
+    wish_free(wish);
 }
 
 bool
 rdti_verbs_take_news(struct rdti_verbs *verbs)
 {
-    /* relaxed: the exchange orders; acquire: pairs with announce() */
+    /* relaxed: the exchange orders; acquire: pairs with registrar_announce() */
     if (!atomic_load_explicit(&verbs->has_news, memory_order_relaxed) ||
         !atomic_exchange_explicit(&verbs->has_news, false, memory_order_acquire))
         return false;
-    settle_failures(verbs);
+    wish_settle_failures(verbs);
     for (struct rdti_list *at = verbs->wishes.next, *next; at != &verbs->wishes; at = next) {
         next = at->next;
-        answer(verbs, RDTI_CONTAINER(at, struct rdti_verbs_wish, link));
+        wish_answer(verbs, RDTI_CONTAINER(at, struct rdti_verbs_wish, link));
     }
     return true;
 }

@@ -74,13 +74,13 @@ rdti_frame_head_decode(const uint8_t head[RDTI_FRAME_HEAD_BYTES], uint16_t *type
 }
 
 static struct rdti_writer
-begin_payload(uint8_t *out)
+frame_begin_payload(uint8_t *out)
 {
     return (struct rdti_writer){.p = out, .left = RDTI_FRAME_PAYLOAD_MAX, .is_ok = true};
 }
 
 static size_t
-end_payload(const struct rdti_writer *w)
+frame_end_payload(const struct rdti_writer *w)
 {
     assert(w->is_ok); /* the static assertion above covers the longest payload */
     return RDTI_FRAME_PAYLOAD_MAX - w->left;
@@ -89,7 +89,7 @@ end_payload(const struct rdti_writer *w)
 size_t
 rdti_path_encode(const struct rdti_path *in, uint8_t *out)
 {
-    struct rdti_writer w = begin_payload(out);
+    struct rdti_writer w = frame_begin_payload(out);
 
     assert(in->offer_bytes <= RDTI_OFFER_MAX_BYTES);
     rdti_write_u32(&w, in->transport);
@@ -99,7 +99,7 @@ rdti_path_encode(const struct rdti_path *in, uint8_t *out)
     rdti_write_text(&w, in->reason, sizeof(in->reason));
     rdti_write_u32(&w, in->offer_bytes);
     (void)rdti_write_bytes(&w, in->offer, in->offer_bytes);
-    return end_payload(&w);
+    return frame_end_payload(&w);
 }
 
 rdt_status
@@ -133,10 +133,10 @@ rdti_path_decode(const uint8_t *buf, size_t len_bytes, struct rdti_path *out, st
 size_t
 rdti_text_encode(const struct rdti_text *in, uint8_t *out)
 {
-    struct rdti_writer w = begin_payload(out);
+    struct rdti_writer w = frame_begin_payload(out);
 
     rdti_write_text(&w, in->text, sizeof(in->text));
-    return end_payload(&w);
+    return frame_end_payload(&w);
 }
 
 rdt_status
@@ -158,13 +158,13 @@ rdti_text_decode(const uint8_t *buf, size_t len_bytes, struct rdti_text *out, st
 size_t
 rdti_death_encode(const struct rdti_death *in, uint8_t *out)
 {
-    struct rdti_writer w = begin_payload(out);
+    struct rdti_writer w = frame_begin_payload(out);
 
     (void)rdti_write_bytes(&w, in->uuid, sizeof(in->uuid));
     rdti_write_u32(&w, (uint32_t)in->rank);
     rdti_write_u32(&w, in->is_left);
     rdti_write_text(&w, in->reason, sizeof(in->reason));
-    return end_payload(&w);
+    return frame_end_payload(&w);
 }
 
 rdt_status
@@ -192,11 +192,11 @@ rdti_death_decode(const uint8_t *buf, size_t len_bytes, struct rdti_death *out,
 size_t
 rdti_revoke_encode(const struct rdti_revoke *in, uint8_t *out)
 {
-    struct rdti_writer w = begin_payload(out);
+    struct rdti_writer w = frame_begin_payload(out);
 
     rdti_write_u32(&w, in->index);
     rdti_write_u32(&w, in->generation);
-    return end_payload(&w);
+    return frame_end_payload(&w);
 }
 
 rdt_status
@@ -216,11 +216,11 @@ rdti_revoke_decode(const uint8_t *buf, size_t len_bytes, struct rdti_revoke *out
 size_t
 rdti_segment_encode(const struct rdti_segment *in, uint8_t *out)
 {
-    struct rdti_writer w = begin_payload(out);
+    struct rdti_writer w = frame_begin_payload(out);
 
     rdti_write_u32(&w, in->segment);
     rdti_write_u64(&w, in->len_bytes);
-    return end_payload(&w);
+    return frame_end_payload(&w);
 }
 
 rdt_status
@@ -246,7 +246,7 @@ rdti_segment_decode(const uint8_t *buf, size_t len_bytes, struct rdti_segment *o
 size_t
 rdti_slot_announce_encode(const struct rdti_slot_announce *in, uint8_t *out)
 {
-    struct rdti_writer w = begin_payload(out);
+    struct rdti_writer w = frame_begin_payload(out);
     const uint32_t dims_stated = in->desc.kind == RDT_SLOT_DYNAMIC ? 0 : in->desc.ndim;
 
     rdti_write_u32(&w, in->slot_id);
@@ -260,11 +260,11 @@ rdti_slot_announce_encode(const struct rdti_slot_announce *in, uint8_t *out)
         rdti_write_u64(&w, i < dims_stated ? in->desc.dims[i] : 0);
     rdti_write_u64(&w, in->stride_bytes);
     rdti_write_region(&w, true, &in->region);
-    return end_payload(&w);
+    return frame_end_payload(&w);
 }
 
 static void
-read_tensor_desc(struct rdti_fields *f, struct rdt_tensor_desc *out)
+frame_read_tensor_desc(struct rdti_fields *f, struct rdt_tensor_desc *out)
 {
     uint64_t tensor_bytes;
 
@@ -302,7 +302,7 @@ rdti_slot_announce_decode(const uint8_t *buf, size_t len_bytes, struct rdti_slot
     slot.buffers = rdti_read_u32(&f.r);
     rdti_fields_require(&f, slot.buffers != 0, "a slot without buffers");
     rdti_fields_text(&f, slot.name, sizeof(slot.name), "the name is not plain text");
-    read_tensor_desc(&f, &slot.desc);
+    frame_read_tensor_desc(&f, &slot.desc);
     slot.stride_bytes = rdti_read_u64(&f.r);
     rdti_fields_region(&f, true, &slot.region, bad_region);
     status = rdti_fields_end(&f, "SLOT", err);
@@ -314,12 +314,12 @@ rdti_slot_announce_decode(const uint8_t *buf, size_t len_bytes, struct rdti_slot
 size_t
 rdti_slot_gone_encode(const struct rdti_slot_gone *in, uint8_t *out)
 {
-    struct rdti_writer w = begin_payload(out);
+    struct rdti_writer w = frame_begin_payload(out);
 
     rdti_write_u32(&w, in->slot_id);
     rdti_write_u32(&w, in->released);
     rdti_write_text(&w, in->text, sizeof(in->text));
-    return end_payload(&w);
+    return frame_end_payload(&w);
 }
 
 rdt_status
@@ -346,12 +346,12 @@ rdti_slot_gone_decode(const uint8_t *buf, size_t len_bytes, struct rdti_slot_gon
 size_t
 rdti_abort_encode(const struct rdti_abort *in, uint8_t *out)
 {
-    struct rdti_writer w = begin_payload(out);
+    struct rdti_writer w = frame_begin_payload(out);
 
     rdti_write_u64(&w, in->group_id);
     rdti_write_u32(&w, (uint32_t)in->rank);
     rdti_write_text(&w, in->reason, sizeof(in->reason));
-    return end_payload(&w);
+    return frame_end_payload(&w);
 }
 
 rdt_status
@@ -377,7 +377,7 @@ rdti_abort_decode(const uint8_t *buf, size_t len_bytes, struct rdti_abort *out,
 size_t
 rdti_move_encode(const struct rdti_move *in, uint8_t *out)
 {
-    struct rdti_writer w = begin_payload(out);
+    struct rdti_writer w = frame_begin_payload(out);
 
     assert(in->offer_bytes <= RDTI_OFFER_MAX_BYTES);
     rdti_write_u32(&w, in->transport);
@@ -385,7 +385,7 @@ rdti_move_encode(const struct rdti_move *in, uint8_t *out)
     rdti_write_text(&w, in->reason, sizeof(in->reason));
     rdti_write_u32(&w, in->offer_bytes);
     (void)rdti_write_bytes(&w, in->offer, in->offer_bytes);
-    return end_payload(&w);
+    return frame_end_payload(&w);
 }
 
 rdt_status

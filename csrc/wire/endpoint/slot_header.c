@@ -12,7 +12,7 @@ _Static_assert(RDTI_SLOT_HEADER_BYTES % RDTI_SLOT_ALIGN == 0,
                "payload after it is aligned as tensors are");
 
 static bool
-has_region(const struct rdt_remote_region *region)
+slot_header_has_region(const struct rdt_remote_region *region)
 {
     static const struct rdt_remote_region none;
 
@@ -34,20 +34,20 @@ rdti_slot_header_encode(const struct rdti_slot_header *in, uint8_t out[RDTI_SLOT
     for (uint32_t i = 0; i < RDT_MAX_NDIM; i++)
         rdti_write_u64(&w, i < in->ndim ? in->dims[i] : 0);
     rdti_write_u64(&w, in->region_off);
-    rdti_write_region(&w, has_region(&in->region), &in->region);
+    rdti_write_region(&w, slot_header_has_region(&in->region), &in->region);
     rdti_write_zeros(&w, RDTI_SLOT_HEADER_BYTES - UNPADDED_BYTES);
 }
 
 /* A descriptor or zeros, at the reader's position. */
 static void
-read_optional_region(struct rdti_fields *f, struct rdt_remote_region *out)
+slot_header_read_optional_region(struct rdti_fields *f, struct rdt_remote_region *out)
 {
     static const uint8_t none[RDT_REMOTE_REGION_BYTES];
     const bool is_present = f->r.left >= sizeof(none) && memcmp(f->r.p, none, sizeof(none)) != 0;
 
     rdti_fields_region(f, is_present, out, "bad region descriptor");
     /* The encoder writes a zero struct as zeros; its descriptor would be a second encoding. */
-    rdti_fields_require(f, is_present == has_region(out), "a descriptor of no region");
+    rdti_fields_require(f, is_present == slot_header_has_region(out), "a descriptor of no region");
 }
 
 rdt_status
@@ -71,7 +71,7 @@ rdti_slot_header_decode(const uint8_t *buf, size_t len_bytes, struct rdti_slot_h
         rdti_fields_require(&f, i < header.ndim || header.dims[i] == 0, "dims beyond ndim");
     }
     header.region_off = rdti_read_u64(&f.r);
-    read_optional_region(&f, &header.region);
+    slot_header_read_optional_region(&f, &header.region);
     rdti_fields_require(&f, header.region_off <= header.region.len_bytes,
                         "the offset leaves the region");
     rdti_fields_zeros(&f, RDTI_SLOT_HEADER_BYTES - UNPADDED_BYTES, "the padding is not zero");

@@ -85,7 +85,7 @@ rdti_stream_head_encode(const struct rdti_stream_head *in, uint8_t out[RDTI_STRE
 
 /* The bytes from 20 on; aux has been read. */
 static bool
-decode_inline(const uint8_t *buf, struct rdti_stream_head *h)
+wire_stream_decode_inline(const uint8_t *buf, struct rdti_stream_head *h)
 {
     const uint32_t len = h->aux;
 
@@ -101,72 +101,76 @@ decode_inline(const uint8_t *buf, struct rdti_stream_head *h)
 }
 
 static rdt_status
-refuse(struct rdt_error *err, const struct shape *shape, const char *what, uint64_t value)
+wire_stream_refuse(struct rdt_error *err, const struct shape *shape, const char *what,
+                   uint64_t value)
 {
     return rdti_error_set(err, RDT_EPROTO, 0, "tcp stream: %s with %s %llu", shape->name, what,
                           (unsigned long long)value);
 }
 
 static rdt_status
-check_unused(const struct rdti_stream_head *h, const struct shape *shape, struct rdt_error *err)
+wire_stream_check_unused(const struct rdti_stream_head *h, const struct shape *shape,
+                         struct rdt_error *err)
 {
     if ((h->flags & ~shape->flags) != 0)
-        return refuse(err, shape, "flags", h->flags);
+        return wire_stream_refuse(err, shape, "flags", h->flags);
     if (!shape->has_aux && h->aux != 0)
-        return refuse(err, shape, "aux", h->aux);
+        return wire_stream_refuse(err, shape, "aux", h->aux);
     if (!shape->has_value && h->value != 0)
-        return refuse(err, shape, "value", h->value);
+        return wire_stream_refuse(err, shape, "value", h->value);
     if (!shape->has_region && (h->index | h->generation) != 0)
-        return refuse(err, shape, "region", h->index);
+        return wire_stream_refuse(err, shape, "region", h->index);
     if (!shape->has_len && h->len_bytes != 0)
-        return refuse(err, shape, "length", h->len_bytes);
+        return wire_stream_refuse(err, shape, "length", h->len_bytes);
     if (!shape->has_off && h->off_bytes != 0)
-        return refuse(err, shape, "offset", h->off_bytes);
+        return wire_stream_refuse(err, shape, "offset", h->off_bytes);
     return RDT_OK;
 }
 
 static rdt_status
-check_notification(const struct rdti_stream_head *h, const struct shape *shape,
-                   struct rdt_error *err)
+wire_stream_check_notification(const struct rdti_stream_head *h, const struct shape *shape,
+                               struct rdt_error *err)
 {
     if ((h->flags & RDTI_STREAM_NOTIFY) == 0)
-        return h->value == 0 ? RDT_OK : refuse(err, shape, "unannounced notification", h->value);
+        return h->value == 0 ? RDT_OK
+                             : wire_stream_refuse(err, shape, "unannounced notification", h->value);
     if ((h->flags & RDTI_STREAM_MORE) != 0)
-        return refuse(err, shape, "notification before the last part", h->value);
+        return wire_stream_refuse(err, shape, "notification before the last part", h->value);
     if (h->value == RDTI_NOTIFY_NONE)
-        return refuse(err, shape, "notification", h->value);
+        return wire_stream_refuse(err, shape, "notification", h->value);
     return RDT_OK;
 }
 
 static rdt_status
-check_refusal(const struct rdti_stream_head *h, const struct shape *shape, struct rdt_error *err)
+wire_stream_check_refusal(const struct rdti_stream_head *h, const struct shape *shape,
+                          struct rdt_error *err)
 {
     if (h->aux == 0 || h->aux > -RDT_ECORRUPT)
-        return refuse(err, shape, "status", h->aux);
+        return wire_stream_refuse(err, shape, "status", h->aux);
     return RDT_OK;
 }
 
 static rdt_status
-check_values(const struct rdti_stream_head *h, const struct shape *shape, uint32_t streams,
-             struct rdt_error *err)
+wire_stream_check_values(const struct rdti_stream_head *h, const struct shape *shape,
+                         uint32_t streams, struct rdt_error *err)
 {
     const bool is_striped = (h->flags & RDTI_STREAM_STRIPED) != 0;
     const bool may_span = is_striped || h->op == RDTI_STREAM_READ_REQUEST;
     const uint64_t max_bytes = (uint64_t)RDTI_STREAM_PART_MAX_BYTES * (may_span ? streams : 1);
 
     if (h->len_bytes > max_bytes)
-        return refuse(err, shape, "length", h->len_bytes);
+        return wire_stream_refuse(err, shape, "length", h->len_bytes);
     switch (h->op) {
     case RDTI_STREAM_WRITE_LIST:
         if (h->aux == 0 || h->aux > RDTI_STREAM_LIST_MAX)
-            return refuse(err, shape, "entries", h->aux);
-        return check_notification(h, shape, err);
+            return wire_stream_refuse(err, shape, "entries", h->aux);
+        return wire_stream_check_notification(h, shape, err);
     case RDTI_STREAM_WRITE:
     case RDTI_STREAM_WRITE_INLINE:
-        return check_notification(h, shape, err);
+        return wire_stream_check_notification(h, shape, err);
     case RDTI_STREAM_REFUSED:
     case RDTI_STREAM_READ_REFUSED:
-        return check_refusal(h, shape, err);
+        return wire_stream_check_refusal(h, shape, err);
     default:
         return RDT_OK;
     }
@@ -174,12 +178,13 @@ check_values(const struct rdti_stream_head *h, const struct shape *shape, uint32
 
 /* Streams other than 0 carry only stripes. */
 static rdt_status
-check_stripe(const struct rdti_stream_head *h, const struct shape *shape, struct rdt_error *err)
+wire_stream_check_stripe(const struct rdti_stream_head *h, const struct shape *shape,
+                         struct rdt_error *err)
 {
     if (h->flags != RDTI_STREAM_STRIPED)
-        return refuse(err, shape, "flags outside stream 0:", h->flags);
+        return wire_stream_refuse(err, shape, "flags outside stream 0:", h->flags);
     if (h->ack != 0)
-        return refuse(err, shape, "ack outside stream 0:", h->ack);
+        return wire_stream_refuse(err, shape, "ack outside stream 0:", h->ack);
     return RDT_OK;
 }
 
@@ -205,13 +210,13 @@ rdti_stream_head_decode(const uint8_t *buf, size_t len_bytes, uint32_t stream, u
         return rdti_error_set(err, RDT_EPROTO, 0, "tcp stream: unknown op %u", h.op);
 
     const struct shape *shape = &shapes[h.op];
-    if (h.op == RDTI_STREAM_WRITE_INLINE && !decode_inline(buf, &h))
-        return refuse(err, shape, "padding or length", h.aux);
-    rdt_status status = check_unused(&h, shape, err);
+    if (h.op == RDTI_STREAM_WRITE_INLINE && !wire_stream_decode_inline(buf, &h))
+        return wire_stream_refuse(err, shape, "padding or length", h.aux);
+    rdt_status status = wire_stream_check_unused(&h, shape, err);
     if (status == RDT_OK)
-        status = check_values(&h, shape, streams, err);
+        status = wire_stream_check_values(&h, shape, streams, err);
     if (status == RDT_OK && stream != 0)
-        status = check_stripe(&h, shape, err);
+        status = wire_stream_check_stripe(&h, shape, err);
     if (status == RDT_OK)
         *out = h;
     return status;

@@ -23,7 +23,8 @@ _Static_assert(RDTI_VERBS_OFFER_FIXED_BYTES +
 /* ---- Offers --------------------------------------------------------------------------------- */
 
 static void
-write_port(struct rdti_writer *w, const struct rdti_verbs_port_offer *port, uint32_t qp_count)
+wire_verbs_write_port(struct rdti_writer *w, const struct rdti_verbs_port_offer *port,
+                      uint32_t qp_count)
 {
     rdti_write_text(w, port->device, sizeof(port->device));
     rdti_write_u8(w, port->port);
@@ -61,12 +62,12 @@ rdti_verbs_offer_encode(const struct rdti_verbs_offer *in, uint8_t *out)
     rdti_write_u16(&w, in->pkey);
     rdti_write_zeros(&w, 2);
     for (uint32_t i = 0; i < in->port_count; i++)
-        write_port(&w, &in->ports[i], in->qp_count);
+        wire_verbs_write_port(&w, &in->ports[i], in->qp_count);
     return (size_t)(w.p - out);
 }
 
 static void
-read_gid(struct rdti_fields *f, struct rdti_verbs_gid *gid)
+wire_verbs_read_gid(struct rdti_fields *f, struct rdti_verbs_gid *gid)
 {
     rdti_fields_copy(f, gid->raw, sizeof(gid->raw));
     gid->kind = rdti_read_u8(&f->r);
@@ -75,7 +76,7 @@ read_gid(struct rdti_fields *f, struct rdti_verbs_gid *gid)
 }
 
 static void
-read_port(struct rdti_fields *f, struct rdti_verbs_port_offer *port, uint32_t qp_count)
+wire_verbs_read_port(struct rdti_fields *f, struct rdti_verbs_port_offer *port, uint32_t qp_count)
 {
     rdti_fields_text(f, port->device, sizeof(port->device), "bad device name");
     port->port = rdti_read_u8(&f->r);
@@ -93,7 +94,7 @@ read_port(struct rdti_fields *f, struct rdti_verbs_port_offer *port, uint32_t qp
     rdti_fields_require(f, port->gid_count > 0 || port->is_infiniband == 1, "no GID");
     rdti_fields_require(f, port->max_msg_bytes >= 4096, "messages too small");
     for (uint32_t i = 0; f->fault == NULL && i < port->gid_count; i++)
-        read_gid(f, &port->gids[i]);
+        wire_verbs_read_gid(f, &port->gids[i]);
     for (uint32_t i = 0; f->fault == NULL && i < qp_count; i++) {
         port->qps[i].qpn = rdti_read_u32(&f->r);
         port->qps[i].psn = rdti_read_u32(&f->r);
@@ -103,7 +104,7 @@ read_port(struct rdti_fields *f, struct rdti_verbs_port_offer *port, uint32_t qp
 }
 
 static void
-check_head(struct rdti_fields *f, const struct rdti_verbs_offer *offer)
+wire_verbs_check_head(struct rdti_fields *f, const struct rdti_verbs_offer *offer)
 {
     rdti_fields_require(f, offer->port_count >= 1 && offer->port_count <= RDTI_VERBS_PORTS_MAX,
                         "no ports, or too many");
@@ -143,9 +144,9 @@ rdti_verbs_offer_decode(const uint8_t *buf, size_t len_bytes, struct rdti_verbs_
     offer.window = rdti_read_u32(&f.r);
     offer.pkey = rdti_read_u16(&f.r);
     rdti_fields_zeros(&f, 2, "filler");
-    check_head(&f, &offer);
+    wire_verbs_check_head(&f, &offer);
     for (uint32_t i = 0; f.fault == NULL && i < offer.port_count; i++)
-        read_port(&f, &offer.ports[i], offer.qp_count);
+        wire_verbs_read_port(&f, &offer.ports[i], offer.qp_count);
     status = rdti_fields_end(&f, "verbs offer", err);
     if (status == RDT_OK)
         *out = offer;
@@ -180,7 +181,7 @@ rdti_verbs_words_encode(const struct rdti_verbs_words *in, uint8_t *out)
 }
 
 static void
-check_link_words(struct rdti_fields *f, const struct rdti_verbs_words *w)
+wire_verbs_check_link_words(struct rdti_fields *f, const struct rdti_verbs_words *w)
 {
     rdti_fields_require(f, w->link < RDTI_VERBS_PORTS_MAX, "no such link");
     rdti_fields_require(f, (w->access | w->segment | w->index | w->generation) == 0,
@@ -191,7 +192,7 @@ check_link_words(struct rdti_fields *f, const struct rdti_verbs_words *w)
 }
 
 static void
-check_key_words(struct rdti_fields *f, const struct rdti_verbs_words *w)
+wire_verbs_check_key_words(struct rdti_fields *f, const struct rdti_verbs_words *w)
 {
     const bool is_over = w->refusal == RDTI_VERBS_REGION_OVER;
 
@@ -207,7 +208,7 @@ check_key_words(struct rdti_fields *f, const struct rdti_verbs_words *w)
 }
 
 static void
-check_flag_words(struct rdti_fields *f, const struct rdti_verbs_words *w)
+wire_verbs_check_flag_words(struct rdti_fields *f, const struct rdti_verbs_words *w)
 {
     rdti_fields_require(f, w->access == RDTI_VERBS_FLAGS_WHOLE || w->access == RDTI_VERBS_FLAGS_128,
                         "an unknown order");
@@ -217,7 +218,7 @@ check_flag_words(struct rdti_fields *f, const struct rdti_verbs_words *w)
 }
 
 static void
-check_words(struct rdti_fields *f, const struct rdti_verbs_words *w)
+wire_verbs_check_words(struct rdti_fields *f, const struct rdti_verbs_words *w)
 {
     const bool is_key = w->kind == RDTI_VERBS_KEY;
     const bool is_down = w->kind == RDTI_VERBS_LINK_DOWN;
@@ -226,11 +227,11 @@ check_words(struct rdti_fields *f, const struct rdti_verbs_words *w)
     rdti_fields_require(f, w->kind >= RDTI_VERBS_LINK_READY && w->kind <= RDTI_VERBS_FLAGS,
                         "unknown kind");
     if (w->kind <= RDTI_VERBS_LINK_FAILED || is_down)
-        check_link_words(f, w);
+        wire_verbs_check_link_words(f, w);
     else if (w->kind == RDTI_VERBS_FLAGS)
-        check_flag_words(f, w);
+        wire_verbs_check_flag_words(f, w);
     else
-        check_key_words(f, w);
+        wire_verbs_check_key_words(f, w);
     rdti_fields_require(f, is_key == (w->rkey_count > 0) && w->rkey_count <= RDTI_VERBS_PORTS_MAX,
                         "bad number of keys");
     rdti_fields_require(f, is_down == (w->qp_count > 0) && w->qp_count <= RDTI_VERBS_QPS_MAX,
@@ -266,7 +267,7 @@ rdti_verbs_words_decode(const uint8_t *buf, size_t len_bytes, struct rdti_verbs_
     words.generation = rdti_read_u32(&f.r);
     words.base = rdti_read_u64(&f.r);
     words.len_bytes = rdti_read_u64(&f.r);
-    check_words(&f, &words);
+    wire_verbs_check_words(&f, &words);
     for (uint32_t i = 0; f.fault == NULL && i < words.rkey_count; i++)
         words.rkeys[i] = rdti_read_u32(&f.r);
     for (uint32_t i = 0; f.fault == NULL && i < words.qp_count; i++)

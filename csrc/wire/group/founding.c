@@ -81,7 +81,7 @@ rdti_costs_encode(const struct rdti_costs *in, uint8_t out[RDTI_COSTS_BYTES])
 }
 
 static uint64_t
-read_within(struct rdti_fields *f, uint64_t least, uint64_t most, const char *fault)
+founding_read_within(struct rdti_fields *f, uint64_t least, uint64_t most, const char *fault)
 {
     const uint64_t value = rdti_read_u64(&f->r);
 
@@ -101,16 +101,17 @@ rdti_costs_decode(const uint8_t *buf, size_t len_bytes, struct rdti_costs *out,
         rdti_fields_begin(&f, "table of costs", buf, len_bytes, RDTI_COSTS_BYTES, err);
     if (status != RDT_OK)
         return status;
-    costs.source = read_within(&f, 0, RDTI_COSTS_SOURCES - 1, "no such source");
-    costs.far = read_within(&f, RDTI_PATH_SHM, RDTI_PATHS - 1, "no such path between hosts");
+    costs.source = founding_read_within(&f, 0, RDTI_COSTS_SOURCES - 1, "no such source");
+    costs.far =
+        founding_read_within(&f, RDTI_PATH_SHM, RDTI_PATHS - 1, "no such path between hosts");
     for (unsigned i = 0; i < RDTI_PATHS; i++) {
         struct rdti_path_cost *path = &costs.paths[i];
-        path->alpha_ns = read_within(&f, 1, RDTI_COSTS_ALPHA_MAX_NS, fault);
-        path->beta_ps = read_within(&f, 1, RDTI_COSTS_BETA_MAX_PS, fault);
-        path->duplex_permille =
-            read_within(&f, RDTI_COSTS_DUPLEX_MIN_PERMILLE, RDTI_COSTS_DUPLEX_MAX_PERMILLE, fault);
+        path->alpha_ns = founding_read_within(&f, 1, RDTI_COSTS_ALPHA_MAX_NS, fault);
+        path->beta_ps = founding_read_within(&f, 1, RDTI_COSTS_BETA_MAX_PS, fault);
+        path->duplex_permille = founding_read_within(&f, RDTI_COSTS_DUPLEX_MIN_PERMILLE,
+                                                     RDTI_COSTS_DUPLEX_MAX_PERMILLE, fault);
     }
-    costs.gamma_ps = read_within(&f, 1, RDTI_COSTS_BETA_MAX_PS, fault);
+    costs.gamma_ps = founding_read_within(&f, 1, RDTI_COSTS_BETA_MAX_PS, fault);
     status = rdti_fields_end(&f, "table of costs", err);
     if (status == RDT_OK)
         *out = costs;

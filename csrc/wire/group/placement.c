@@ -5,7 +5,7 @@
 #include "wire/fields.h"
 
 static size_t
-length_of(uint32_t saying)
+placement_length_of(uint32_t saying)
 {
     return saying == RDTI_PLACEMENT_NEW ? RDTI_PLACEMENT_BYTES : RDTI_PLACEMENT_BRIEF_BYTES;
 }
@@ -13,7 +13,7 @@ length_of(uint32_t saying)
 size_t
 rdti_placement_encode(const struct rdti_placement *in, uint8_t out[RDTI_PLACEMENT_BYTES])
 {
-    const size_t len_bytes = length_of(in->saying);
+    const size_t len_bytes = placement_length_of(in->saying);
     struct rdti_writer w = {.p = out, .left = len_bytes, .is_ok = true};
 
     rdti_write_u8(&w, (uint8_t)in->saying);
@@ -29,7 +29,7 @@ rdt_status
 rdti_placement_decode(const uint8_t *buf, size_t len_bytes, struct rdti_placement *out,
                       struct rdt_error *err)
 {
-    const size_t want_bytes = length_of(len_bytes > 0 ? buf[0] : RDTI_PLACEMENT_NONE);
+    const size_t want_bytes = placement_length_of(len_bytes > 0 ? buf[0] : RDTI_PLACEMENT_NONE);
     const size_t front_bytes = len_bytes < want_bytes ? len_bytes : want_bytes;
     struct rdti_fields f;
     struct rdti_placement placement = {0};

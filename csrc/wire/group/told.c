@@ -28,7 +28,7 @@ rdti_told_encode(const struct rdti_told *in, uint8_t out[RDTI_TOLD_BYTES])
 
 /* Magic and version, which are the same in every version. */
 static rdt_status
-check_head(const uint8_t *buf, size_t len_bytes, struct rdt_error *err)
+told_check_head(const uint8_t *buf, size_t len_bytes, struct rdt_error *err)
 {
     if (len_bytes < RDTI_OPENING_HEAD_BYTES || rdti_get_u32(buf) != RDTI_TOLD_MAGIC)
         return rdti_error_set(err, RDT_EPROTO, 0, "job: these %zu bytes are not one of rdmatensor",
@@ -44,7 +44,7 @@ rdti_told_decode(const uint8_t *buf, size_t len_bytes, struct rdti_told *out, st
     struct rdti_fields f;
     struct rdti_told job = {0};
 
-    rdt_status status = check_head(buf, len_bytes, err);
+    rdt_status status = told_check_head(buf, len_bytes, err);
     if (status == RDT_OK)
         status = rdti_fields_begin(&f, "job", buf, len_bytes, RDTI_TOLD_BYTES, err);
     if (status != RDT_OK)

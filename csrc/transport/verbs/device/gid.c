@@ -19,7 +19,7 @@ enum {
 };
 
 static bool
-is_zero(const uint8_t raw[16])
+gid_is_zero(const uint8_t raw[16])
 {
     static const uint8_t zeros[16];
 
@@ -49,7 +49,7 @@ rdti_verbs_gid_text(const uint8_t raw[16], char *buf, size_t cap)
 
 /* Keeps the table ordered: best first, the lower index among equals. */
 static void
-insert(struct rdti_verbs_nic *nic, const struct rdti_verbs_gid *gid, uint32_t score)
+gid_insert(struct rdti_verbs_nic *nic, const struct rdti_verbs_gid *gid, uint32_t score)
 {
     uint32_t at = nic->gid_count;
 
@@ -69,7 +69,7 @@ insert(struct rdti_verbs_nic *nic, const struct rdti_verbs_gid *gid, uint32_t sc
 
 /* Skips holes in the table and entries that have just been removed. */
 static void
-consider(struct rdti_verbs_nic *nic, uint32_t index)
+gid_consider(struct rdti_verbs_nic *nic, uint32_t index)
 {
     struct ibv_gid_entry entry;
     struct rdti_verbs_gid gid = {.index = (uint8_t)index};
@@ -77,13 +77,13 @@ consider(struct rdti_verbs_nic *nic, uint32_t index)
     memset(&entry, 0, sizeof(entry));
     if (nic->verbs->ops->query_gid_ex(nic->context, nic->port, index, &entry, 0, sizeof(entry)) !=
             0 ||
-        is_zero(entry.gid.raw))
+        gid_is_zero(entry.gid.raw))
         return;
     memcpy(gid.raw, entry.gid.raw, sizeof(gid.raw));
     gid.kind = entry.gid_type == IBV_GID_TYPE_ROCE_V2   ? RDTI_VERBS_GID_ROCE_V2
                : entry.gid_type == IBV_GID_TYPE_ROCE_V1 ? RDTI_VERBS_GID_ROCE_V1
                                                         : RDTI_VERBS_GID_IB;
-    insert(nic, &gid, rdti_verbs_score_gid(&gid) + (entry.ndev_ifindex != 0 ? SCORE_BOUND : 0));
+    gid_insert(nic, &gid, rdti_verbs_score_gid(&gid) + (entry.ndev_ifindex != 0 ? SCORE_BOUND : 0));
 }
 
 rdt_status
@@ -100,7 +100,7 @@ rdti_verbs_find_gids(struct rdti_verbs_nic *nic, struct rdt_error *err)
                               wanted, table_count);
     for (uint32_t i = 0; i < table_count; i++)
         if (wanted < 0 || (uint32_t)wanted == i)
-            consider(nic, i);
+            gid_consider(nic, i);
     /* with LIDs the subnet manager routes: as good as the best address */
     nic->score = nic->is_infiniband ? SCORE_V2 + SCORE_IPV4 + SCORE_BOUND : nic->gid_scores[0];
     if (nic->gid_count > 0 || (nic->is_infiniband && wanted < 0))

@@ -10,18 +10,18 @@
 #include "transport/verbs/device/device.h"
 
 /* In the order in which they must be destroyed. */
-enum kind { LEFT_QP = 0, LEFT_CQ = 1, LEFT_MR = 2, LEFT_KINDS = 3 };
+enum leftover_kind { LEFT_QP = 0, LEFT_CQ = 1, LEFT_MR = 2, LEFT_KINDS = 3 };
 
 static const char *const calls[LEFT_KINDS] = {"ibv_destroy_qp", "ibv_destroy_cq", "ibv_dereg_mr"};
 
 struct leftover {
     struct rdti_list link;
-    enum kind kind;
+    enum leftover_kind kind;
     void *object;
 };
 
 static bool
-destroy(const struct rdti_verbs_nic *nic, enum kind kind, void *object)
+leftover_destroy(const struct rdti_verbs_nic *nic, enum leftover_kind kind, void *object)
 {
     const struct rdti_verbs_ops *ops = nic->verbs->ops;
     const int failed = kind == LEFT_QP   ? ops->destroy_qp(object)
@@ -36,9 +36,9 @@ destroy(const struct rdti_verbs_nic *nic, enum kind kind, void *object)
 }
 
 static void
-destroy_or_keep(struct rdti_verbs_nic *nic, enum kind kind, void *object)
+leftover_destroy_or_keep(struct rdti_verbs_nic *nic, enum leftover_kind kind, void *object)
 {
-    if (object == NULL || destroy(nic, kind, object))
+    if (object == NULL || leftover_destroy(nic, kind, object))
         return;
     struct leftover *left = calloc(1, sizeof(*left));
     if (left == NULL) { /* closing the device ends it */
@@ -58,20 +58,20 @@ rdti_verbs_deregister(struct rdti_verbs_nic *nic, struct ibv_mr *mr)
     if (mr == NULL)
         return;
     const uint64_t begin_ns = rdti_now_ns();
-    destroy_or_keep(nic, LEFT_MR, mr);
+    leftover_destroy_or_keep(nic, LEFT_MR, mr);
     rdti_count(&nic->verbs->host->counters->registration_ns, rdti_now_ns() - begin_ns);
 }
 
 void
 rdti_verbs_destroy_qp(struct rdti_verbs_nic *nic, struct ibv_qp *qp)
 {
-    destroy_or_keep(nic, LEFT_QP, qp);
+    leftover_destroy_or_keep(nic, LEFT_QP, qp);
 }
 
 void
 rdti_verbs_destroy_cq(struct rdti_verbs_nic *nic, struct ibv_cq *cq)
 {
-    destroy_or_keep(nic, LEFT_CQ, cq);
+    leftover_destroy_or_keep(nic, LEFT_CQ, cq);
 }
 
 void
@@ -84,11 +84,11 @@ rdti_verbs_free_leftovers(struct rdti_verbs_nic *nic)
     (void)pthread_mutex_lock(&nic->left_lock);
     rdti_list_splice(&left, &nic->leftovers);
     (void)pthread_mutex_unlock(&nic->left_lock);
-    for (enum kind kind = LEFT_QP; kind < LEFT_KINDS; kind++)
+    for (enum leftover_kind kind = LEFT_QP; kind < LEFT_KINDS; kind++)
         for (node = left.next; node != &left; node = node->next) {
             const struct leftover *at = RDTI_CONTAINER(node, struct leftover, link);
             if (at->kind == kind)
-                (void)destroy(nic, kind, at->object);
+                (void)leftover_destroy(nic, kind, at->object);
         }
     while ((node = rdti_list_take_first(&left)) != NULL)
         free(RDTI_CONTAINER(node, struct leftover, link));

@@ -24,31 +24,31 @@ static char failure[RDT_ERROR_MESSAGE_BYTES]; /* empty: ops is complete */
 /* ---- Inline calls of verbs.h ---------------------------------------------------------------- */
 
 static int
-call_poll_cq(struct ibv_cq *cq, int count, struct ibv_wc *wc)
+lib_call_poll_cq(struct ibv_cq *cq, int count, struct ibv_wc *wc)
 {
     return ibv_poll_cq(cq, count, wc);
 }
 
 static int
-call_req_notify_cq(struct ibv_cq *cq, int solicited_only)
+lib_call_req_notify_cq(struct ibv_cq *cq, int solicited_only)
 {
     return ibv_req_notify_cq(cq, solicited_only);
 }
 
 static int
-call_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+lib_call_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
     return ibv_post_send(qp, wr, bad);
 }
 
 static int
-call_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+lib_call_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
     return ibv_post_recv(qp, wr, bad);
 }
 
 static int64_t
-read_sysfs_counter(const char *device, uint32_t port, const char *name)
+lib_read_sysfs_counter(const char *device, uint32_t port, const char *name)
 {
     char path[256];
     char text[32];
@@ -110,7 +110,7 @@ static const struct symbol symbols[] = {
 };
 
 static void
-load(void)
+lib_load(void)
 {
     void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
 
@@ -134,17 +134,17 @@ load(void)
         }
         memcpy((char *)&ops + symbols[i].offset, &at, sizeof(at)); /* C has no cast for it */
     }
-    ops.poll_cq = call_poll_cq;
-    ops.req_notify_cq = call_req_notify_cq;
-    ops.post_send = call_post_send;
-    ops.post_recv = call_post_recv;
-    ops.read_counter = read_sysfs_counter;
+    ops.poll_cq = lib_call_poll_cq;
+    ops.req_notify_cq = lib_call_req_notify_cq;
+    ops.post_send = lib_call_post_send;
+    ops.post_recv = lib_call_post_recv;
+    ops.read_counter = lib_read_sysfs_counter;
 }
 
 /* Loading the library and its dependencies takes milliseconds. A kernel with RDMA support has these
  * folders, the first one even without a device. */
 static bool
-has_kernel_support(void)
+lib_has_kernel_support(void)
 {
     return access("/sys/class/infiniband", F_OK) == 0 ||
            access("/sys/class/infiniband_verbs", F_OK) == 0;
@@ -157,11 +157,11 @@ rdti_verbs_load(const struct rdti_verbs_ops **out, struct rdt_error *err)
     const struct rdti_verbs_ops *chosen = atomic_load_explicit(&test_ops, memory_order_acquire);
 
     if (chosen == NULL) {
-        if (!has_kernel_support())
+        if (!lib_has_kernel_support())
             return rdti_error_set(err, RDT_ENOTVIABLE, 0,
                                   "the kernel's RDMA support is not there: neither "
                                   "/sys/class/infiniband nor /sys/class/infiniband_verbs is");
-        (void)pthread_once(&once, load);
+        (void)pthread_once(&once, lib_load);
         if (failure[0] != '\0')
             return rdti_error_set(err, RDT_ENOTVIABLE, 0, "%s", failure);
         chosen = &ops;

@@ -29,7 +29,7 @@ static const struct {
 };
 
 static int64_t
-read_counter(const struct rdti_verbs_nic *nic, uint32_t which)
+nic_read_counter(const struct rdti_verbs_nic *nic, uint32_t which)
 {
     int64_t value = -ENOENT;
 
@@ -45,7 +45,7 @@ rdti_verbs_explain_counters(const struct rdti_verbs_nic *nic, char *buf, size_t 
 
     buf[0] = '\0';
     for (uint32_t i = 0; i < RDTI_VERBS_COUNTERS && used < cap; i++) {
-        const int64_t now = nic->counters[i] < 0 ? -1 : read_counter(nic, i);
+        const int64_t now = nic->counters[i] < 0 ? -1 : nic_read_counter(nic, i);
 
         if (now < 0)
             continue;
@@ -58,7 +58,7 @@ rdti_verbs_explain_counters(const struct rdti_verbs_nic *nic, char *buf, size_t 
 /* ---- Opening -------------------------------------------------------------------------------- */
 
 static uint32_t
-least(int64_t a, int64_t b)
+nic_least(int64_t a, int64_t b)
 {
     return (uint32_t)(a < b ? a : b);
 }
@@ -93,7 +93,7 @@ rdti_verbs_find_pkey(struct rdti_verbs_nic *nic, uint16_t pkey, uint16_t *index_
 /* Checks that the port is in the configured partition. An index refers to the first port's table;
  * its entry there applies to all ports and peers. */
 static rdt_status
-check_pkey(struct rdti_verbs_nic *nic, struct rdt_error *err)
+nic_check_pkey(struct rdti_verbs_nic *nic, struct rdt_error *err)
 {
     struct rdti_verbs *verbs = nic->verbs;
     const int32_t wanted = verbs->settings.pkey_index;
@@ -114,7 +114,8 @@ check_pkey(struct rdti_verbs_nic *nic, struct rdt_error *err)
 }
 
 static rdt_status
-take_port(struct rdti_verbs_nic *nic, const struct ibv_device_attr *device, struct rdt_error *err)
+nic_take_port(struct rdti_verbs_nic *nic, const struct ibv_device_attr *device,
+              struct rdt_error *err)
 {
     const struct rdti_verbs *verbs = nic->verbs;
     struct ibv_port_attr port;
@@ -131,10 +132,10 @@ take_port(struct rdti_verbs_nic *nic, const struct ibv_device_attr *device, stru
     nic->mtu = (uint8_t)port.active_mtu;
     nic->max_msg_bytes = port.max_msg_sz;
     nic->max_mr_bytes = device->max_mr_size;
-    nic->sq_depth = least(RDTI_VERBS_SQ_DEPTH, device->max_qp_wr);
-    nic->rq_depth = least(RDTI_VERBS_WINDOW + RDTI_VERBS_RQ_RESERVE, device->max_qp_wr);
-    nic->reads_in = (uint8_t)least(RDTI_VERBS_READS, device->max_qp_rd_atom);
-    nic->reads_out = (uint8_t)least(RDTI_VERBS_READS, device->max_qp_init_rd_atom);
+    nic->sq_depth = nic_least(RDTI_VERBS_SQ_DEPTH, device->max_qp_wr);
+    nic->rq_depth = nic_least(RDTI_VERBS_WINDOW + RDTI_VERBS_RQ_RESERVE, device->max_qp_wr);
+    nic->reads_in = (uint8_t)nic_least(RDTI_VERBS_READS, device->max_qp_rd_atom);
+    nic->reads_out = (uint8_t)nic_least(RDTI_VERBS_READS, device->max_qp_init_rd_atom);
     if (nic->reads_in == 0 || nic->reads_out == 0)
         return rdti_error_set(err, RDT_ENOTVIABLE, 0, "its queues have no reads in flight");
     if (nic->sq_depth < 2 * RDTI_VERBS_CHAIN || nic->rq_depth < 4 * RDTI_VERBS_RQ_RESERVE)
@@ -142,18 +143,18 @@ take_port(struct rdti_verbs_nic *nic, const struct ibv_device_attr *device, stru
                               device->max_qp_wr);
     /* One for the bytes, and one for a flag if there may be one. */
     nic->segments =
-        (uint8_t)least(verbs->settings.notify == RDTI_VERBS_IMM ? 1 : 2, device->max_sge);
+        (uint8_t)nic_least(verbs->settings.notify == RDTI_VERBS_IMM ? 1 : 2, device->max_sge);
     if (nic->max_msg_bytes < RDTI_VERBS_STAGE_BYTES)
         return rdti_error_set(err, RDT_ENOTVIABLE, 0, "its messages hold %llu bytes only",
                               (unsigned long long)nic->max_msg_bytes);
     nic->gid_table_count = (uint32_t)port.gid_tbl_len;
     nic->pkey_table_count = port.pkey_tbl_len;
-    const rdt_status status = check_pkey(nic, err);
+    const rdt_status status = nic_check_pkey(nic, err);
     return status == RDT_OK ? rdti_verbs_find_gids(nic, err) : status;
 }
 
 static rdt_status
-make_nonblocking(int fd, struct rdt_error *err)
+nic_make_nonblocking(int fd, struct rdt_error *err)
 {
     const int flags = fcntl(fd, F_GETFL);
 
@@ -163,7 +164,7 @@ make_nonblocking(int fd, struct rdt_error *err)
 }
 
 static void
-log_failed(const struct rdti_verbs_nic *nic, const char *call, int failed, int sys_errno)
+nic_log_failed(const struct rdti_verbs_nic *nic, const char *call, int failed, int sys_errno)
 {
     if (failed != 0)
         rdti_log(RDT_LOG_ERROR, "verbs: %s on device %s port %u: %s", call, nic->name, nic->port,
@@ -173,17 +174,17 @@ log_failed(const struct rdti_verbs_nic *nic, const char *call, int failed, int s
 /* Failures here are logged and ignored: closing the device's descriptor, the last step, frees all
  * remaining objects in the kernel. */
 static void
-close_context(struct rdti_verbs_nic *nic)
+nic_close_context(struct rdti_verbs_nic *nic)
 {
     rdti_fork_close_remove(nic->context->cmd_fd);
     rdti_fork_close_remove(nic->context->async_fd);
     const int failed = nic->verbs->ops->close_device(nic->context);
-    log_failed(nic, "ibv_close_device", failed, errno);
+    nic_log_failed(nic, "ibv_close_device", failed, errno);
     memset(nic, 0, sizeof(*nic));
 }
 
 static void
-close_nic(struct rdti_verbs_nic *nic)
+nic_close(struct rdti_verbs_nic *nic)
 {
     const struct rdti_verbs *verbs = nic->verbs;
     const struct rdti_host *host = verbs->host;
@@ -196,20 +197,20 @@ close_nic(struct rdti_verbs_nic *nic)
     if (nic->channel != NULL) {
         rdti_fork_close_remove(nic->channel->fd);
         const int failed = verbs->ops->destroy_comp_channel(nic->channel);
-        log_failed(nic, "ibv_destroy_comp_channel", failed, errno);
+        nic_log_failed(nic, "ibv_destroy_comp_channel", failed, errno);
     }
     if (nic->pd != NULL) {
         const int failed = verbs->ops->dealloc_pd(nic->pd);
-        log_failed(nic, "ibv_dealloc_pd", failed, errno);
+        nic_log_failed(nic, "ibv_dealloc_pd", failed, errno);
     }
     (void)pthread_mutex_destroy(&nic->left_lock);
-    close_context(nic);
+    nic_close_context(nic);
 }
 
 /* PD, completion channel, and watches of both kinds of events, which hold the entry's address: from
- * here on it must not move, and close_nic() closes it, also if this fails. */
+ * here on it must not move, and nic_close() closes it, also if this fails. */
 static rdt_status
-equip(struct rdti_verbs_nic *nic, struct rdt_error *err)
+nic_equip(struct rdti_verbs_nic *nic, struct rdt_error *err)
 {
     struct rdti_verbs *verbs = nic->verbs;
     const struct rdti_host *host = verbs->host;
@@ -224,9 +225,9 @@ equip(struct rdti_verbs_nic *nic, struct rdt_error *err)
     if (nic->channel == NULL)
         return rdti_error_set(err, RDT_ENOTVIABLE, errno, "ibv_create_comp_channel");
     (void)rdti_fork_close_add(nic->channel->fd);
-    status = make_nonblocking(nic->channel->fd, err);
+    status = nic_make_nonblocking(nic->channel->fd, err);
     if (status == RDT_OK)
-        status = make_nonblocking(nic->context->async_fd, err);
+        status = nic_make_nonblocking(nic->context->async_fd, err);
     if (status == RDT_OK)
         status = host->watch(host->core, nic->channel->fd, EPOLLIN, verbs->on_channel, nic,
                              &nic->channel_watch, err);
@@ -234,14 +235,14 @@ equip(struct rdti_verbs_nic *nic, struct rdt_error *err)
         status = host->watch(host->core, nic->context->async_fd, EPOLLIN, verbs->on_async, nic,
                              &nic->async_watch, err);
     for (uint32_t i = 0; status == RDT_OK && i < RDTI_VERBS_COUNTERS; i++)
-        nic->counters[i] = read_counter(nic, i);
+        nic->counters[i] = nic_read_counter(nic, i);
     return status;
 }
 
 /* Queries a port and opens its context. On failure the entry is empty again. */
 static rdt_status
-open_port(struct rdti_verbs *verbs, struct ibv_device *device, uint8_t port,
-          const struct ibv_device_attr *attr, struct rdti_verbs_nic *nic, struct rdt_error *err)
+nic_open_port(struct rdti_verbs *verbs, struct ibv_device *device, uint8_t port,
+              const struct ibv_device_attr *attr, struct rdti_verbs_nic *nic, struct rdt_error *err)
 {
     *nic = (struct rdti_verbs_nic){.verbs = verbs, .port = port};
     rdti_text_copy(nic->name, sizeof(nic->name), verbs->ops->get_device_name(device));
@@ -253,14 +254,14 @@ open_port(struct rdti_verbs *verbs, struct ibv_device *device, uint8_t port,
     }
     (void)rdti_fork_close_add(nic->context->cmd_fd);
     (void)rdti_fork_close_add(nic->context->async_fd);
-    const rdt_status status = take_port(nic, attr, err);
+    const rdt_status status = nic_take_port(nic, attr, err);
     if (status != RDT_OK)
-        close_context(nic);
+        nic_close_context(nic);
     return status;
 }
 
 static void
-note_skipped(struct rdti_verbs *verbs, const char *device, uint32_t port, const char *why)
+nic_note_skipped(struct rdti_verbs *verbs, const char *device, uint32_t port, const char *why)
 {
     const size_t used = strlen(verbs->skipped);
 
@@ -271,7 +272,7 @@ note_skipped(struct rdti_verbs *verbs, const char *device, uint32_t port, const 
 /* Of equal scores the lower address is better: it begins with the network, which both sides know,
  * while names and order of devices may differ. */
 static bool
-is_worse(const struct rdti_verbs_nic *a, const struct rdti_verbs_nic *b)
+nic_is_worse(const struct rdti_verbs_nic *a, const struct rdti_verbs_nic *b)
 {
     if (a->score != b->score)
         return a->score < b->score;
@@ -282,16 +283,16 @@ is_worse(const struct rdti_verbs_nic *a, const struct rdti_verbs_nic *b)
 /* If the table is full, drops the port with the worst addresses, of equals the last one found.
  * Entries may move: only their context is open yet. */
 static void
-keep_port(struct rdti_verbs *verbs, struct rdti_verbs_nic *fresh)
+nic_keep_port(struct rdti_verbs *verbs, struct rdti_verbs_nic *fresh)
 {
     struct rdti_verbs_nic *worst = fresh;
 
     if (verbs->nic_count == verbs->settings.max_links) {
         for (uint32_t i = verbs->nic_count; i-- > 0;)
-            if (is_worse(&verbs->nics[i], worst))
+            if (nic_is_worse(&verbs->nics[i], worst))
                 worst = &verbs->nics[i];
-        note_skipped(verbs, worst->name, worst->port, "enough others (RDMATENSOR_VERBS_LINKS)");
-        close_context(worst);
+        nic_note_skipped(verbs, worst->name, worst->port, "enough others (RDMATENSOR_VERBS_LINKS)");
+        nic_close_context(worst);
         if (worst == fresh)
             return;
         verbs->nic_count--;
@@ -302,8 +303,8 @@ keep_port(struct rdti_verbs *verbs, struct rdti_verbs_nic *fresh)
 }
 
 static rdt_status
-query(struct rdti_verbs *verbs, struct ibv_device *device, struct ibv_device_attr *attr,
-      struct rdt_error *err)
+nic_query(struct rdti_verbs *verbs, struct ibv_device *device, struct ibv_device_attr *attr,
+          struct rdt_error *err)
 {
     struct ibv_context *context = verbs->ops->open_device(device);
 
@@ -324,7 +325,7 @@ query(struct rdti_verbs *verbs, struct ibv_device *device, struct ibv_device_att
 
 /* An unusable port is noted; a port that is configured but missing is an error. */
 static rdt_status
-open_ports(struct rdti_verbs *verbs, struct ibv_device *device, struct rdt_error *err)
+nic_open_ports(struct rdti_verbs *verbs, struct ibv_device *device, struct rdt_error *err)
 {
     const char *name = verbs->ops->get_device_name(device);
     char unwanted[RDTI_VERBS_LIST_BYTES + 40];
@@ -334,8 +335,8 @@ open_ports(struct rdti_verbs *verbs, struct ibv_device *device, struct rdt_error
 
     (void)snprintf(unwanted, sizeof(unwanted), "not in RDMATENSOR_VERBS_DEVICES=%s",
                    verbs->settings.devices);
-    if (query(verbs, device, &attr, &why) != RDT_OK) {
-        note_skipped(verbs, name, 0, why.message);
+    if (nic_query(verbs, device, &attr, &why) != RDT_OK) {
+        nic_note_skipped(verbs, name, 0, why.message);
         return RDT_OK;
     }
     const rdt_status status =
@@ -344,18 +345,18 @@ open_ports(struct rdti_verbs *verbs, struct ibv_device *device, struct rdt_error
         return status;
     for (uint32_t port = 1; port <= attr.phys_port_cnt; port++) {
         if (!rdti_verbs_is_wanted(&verbs->settings, name, port))
-            note_skipped(verbs, name, port, unwanted);
-        else if (open_port(verbs, device, (uint8_t)port, &attr, &nic, &why) == RDT_OK)
-            keep_port(verbs, &nic);
+            nic_note_skipped(verbs, name, port, unwanted);
+        else if (nic_open_port(verbs, device, (uint8_t)port, &attr, &nic, &why) == RDT_OK)
+            nic_keep_port(verbs, &nic);
         else
-            note_skipped(verbs, name, port, why.message);
+            nic_note_skipped(verbs, name, port, why.message);
     }
     return RDT_OK;
 }
 
 /* Ports that cannot be equipped are noted, and the others move up. */
 static void
-equip_ports(struct rdti_verbs *verbs)
+nic_equip_ports(struct rdti_verbs *verbs)
 {
     const uint32_t count = verbs->nic_count;
     struct rdt_error why;
@@ -368,17 +369,17 @@ equip_ports(struct rdti_verbs *verbs)
             *nic = verbs->nics[i];
             memset(&verbs->nics[i], 0, sizeof(*nic));
         }
-        if (equip(nic, &why) == RDT_OK) {
+        if (nic_equip(nic, &why) == RDT_OK) {
             verbs->nic_count++;
             continue;
         }
-        note_skipped(verbs, nic->name, nic->port, why.message);
-        close_nic(nic);
+        nic_note_skipped(verbs, nic->name, nic->port, why.message);
+        nic_close(nic);
     }
 }
 
 static rdt_status
-init_fork(const struct rdti_verbs *verbs, struct rdt_error *err)
+nic_init_fork(const struct rdti_verbs *verbs, struct rdt_error *err)
 {
     /* Kernels since 5.12 copy pinned pages for the child; for older ones, registered pages must be
      * kept from it. Too late if another library has already registered memory. */
@@ -397,7 +398,7 @@ rdti_verbs_open_nics(struct rdti_verbs *verbs, struct rdt_error *err)
 {
     int count = 0;
 
-    rdt_status status = init_fork(verbs, err);
+    rdt_status status = nic_init_fork(verbs, err);
     if (status == RDT_OK)
         status = rdti_verbs_check_memlock(LEAST_MEMLOCK_BYTES, err);
     if (status != RDT_OK)
@@ -408,12 +409,12 @@ rdti_verbs_open_nics(struct rdti_verbs *verbs, struct rdt_error *err)
                               "ibv_get_device_list: the kernel's RDMA support is not there");
     status = rdti_verbs_check_names(&verbs->settings, verbs->ops, list, count, err);
     for (int i = 0; status == RDT_OK && i < count; i++)
-        status = open_ports(verbs, list[i], err);
+        status = nic_open_ports(verbs, list[i], err);
     verbs->ops->free_device_list(list);
     if (status == RDT_OK)
-        equip_ports(verbs);
+        nic_equip_ports(verbs);
     while (status != RDT_OK && verbs->nic_count > 0)
-        close_context(&verbs->nics[--verbs->nic_count]);
+        nic_close_context(&verbs->nics[--verbs->nic_count]);
     if (status != RDT_OK || verbs->nic_count > 0)
         return status;
     return rdti_error_set(err, RDT_ENOTVIABLE, 0, "no RDMA port can be used: %s",
@@ -424,5 +425,5 @@ void
 rdti_verbs_close_nics(struct rdti_verbs *verbs)
 {
     while (verbs->nic_count > 0)
-        close_nic(&verbs->nics[--verbs->nic_count]);
+        nic_close(&verbs->nics[--verbs->nic_count]);
 }

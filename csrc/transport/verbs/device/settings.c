@@ -14,7 +14,8 @@
 #define QPS_DEFAULT 1 /* one QP fills a link that one core can drive; rxe and bonds need more */
 
 static rdt_status
-read_number(const char *name, long least, long most, long unset, long *out, struct rdt_error *err)
+settings_read_number(const char *name, long least, long most, long unset, long *out,
+                     struct rdt_error *err)
 {
     const char *text = getenv(name);
     char *end = NULL;
@@ -32,10 +33,11 @@ read_number(const char *name, long least, long most, long unset, long *out, stru
 }
 
 static rdt_status
-read_byte(const char *name, long least, long most, uint8_t *out, struct rdt_error *err)
+settings_read_byte(const char *name, long least, long most, uint8_t *out, struct rdt_error *err)
 {
     long value;
-    const rdt_status status = read_number(name, least, most, RDTI_VERBS_UNSET, &value, err);
+    const rdt_status status =
+        settings_read_number(name, least, most, RDTI_VERBS_UNSET, &value, err);
 
     *out = (uint8_t)value;
     return status;
@@ -45,7 +47,7 @@ read_byte(const char *name, long least, long most, uint8_t *out, struct rdt_erro
 
 /* The next entry of a comma-separated list; false at its end. */
 static bool
-next_entry(const char **at, char *out, size_t cap)
+settings_next_entry(const char **at, char *out, size_t cap)
 {
     if (**at == '\0')
         return false;
@@ -57,7 +59,7 @@ next_entry(const char **at, char *out, size_t cap)
 
 /* A decimal number of at most `most`; -1: invalid. */
 static int32_t
-parse_small(const char *text, int32_t most)
+settings_parse_small(const char *text, int32_t most)
 {
     const size_t digits = strspn(text, "0123456789");
 
@@ -69,38 +71,38 @@ parse_small(const char *text, int32_t most)
 
 /* "mlx5_0", "rxe1:1": keeps the name, and cuts off the port. Port 0: any; -1: invalid. */
 static int32_t
-split_device(char *entry)
+settings_split_device(char *entry)
 {
     char *colon = strchr(entry, ':');
 
     if (colon == NULL)
         return 0;
     *colon = '\0';
-    const int32_t port = parse_small(colon + 1, UINT8_MAX);
+    const int32_t port = settings_parse_small(colon + 1, UINT8_MAX);
     return port > 0 ? port : -1;
 }
 
 /* "3", "rxe0=1": keeps the name, or "" without one. Returns the index; -1: invalid. */
 static int32_t
-split_gid_index(char *entry)
+settings_split_gid_index(char *entry)
 {
     char *equals = strchr(entry, '=');
-    const int32_t index = parse_small(equals != NULL ? equals + 1 : entry, UINT8_MAX);
+    const int32_t index = settings_parse_small(equals != NULL ? equals + 1 : entry, UINT8_MAX);
 
     *(equals != NULL ? equals : entry) = '\0';
     return index;
 }
 
 static rdt_status
-check_devices(const char *list, struct rdt_error *err)
+settings_check_devices(const char *list, struct rdt_error *err)
 {
     const char *at = list;
     char entry[RDTI_VERBS_LIST_BYTES];
     char name[RDTI_VERBS_LIST_BYTES];
 
-    while (next_entry(&at, entry, sizeof(entry))) {
+    while (settings_next_entry(&at, entry, sizeof(entry))) {
         rdti_text_copy(name, sizeof(name), entry);
-        if (split_device(name) < 0 || name[0] == '\0')
+        if (settings_split_device(name) < 0 || name[0] == '\0')
             return rdti_error_set(err, RDT_ENOTVIABLE, 0,
                                   "RDMATENSOR_VERBS_DEVICES=%.80s: \"%.40s\" is not a device, nor "
                                   "device:port with a port from 1 to 255",
@@ -110,15 +112,15 @@ check_devices(const char *list, struct rdt_error *err)
 }
 
 static rdt_status
-check_gid_indices(const char *list, struct rdt_error *err)
+settings_check_gid_indices(const char *list, struct rdt_error *err)
 {
     const char *at = list;
     char entry[RDTI_VERBS_LIST_BYTES];
     char name[RDTI_VERBS_LIST_BYTES];
 
-    while (next_entry(&at, entry, sizeof(entry))) {
+    while (settings_next_entry(&at, entry, sizeof(entry))) {
         rdti_text_copy(name, sizeof(name), entry);
-        if (split_gid_index(name) < 0 || entry[0] == '=')
+        if (settings_split_gid_index(name) < 0 || entry[0] == '=')
             return rdti_error_set(
                 err, RDT_ENOTVIABLE, 0,
                 "RDMATENSOR_VERBS_GID_INDEX=%.80s: \"%.40s\" is not an index, nor "
@@ -129,7 +131,7 @@ check_gid_indices(const char *list, struct rdt_error *err)
 }
 
 static rdt_status
-read_list(const char *name, char out[RDTI_VERBS_LIST_BYTES], struct rdt_error *err)
+settings_read_list(const char *name, char out[RDTI_VERBS_LIST_BYTES], struct rdt_error *err)
 {
     const char *text = getenv(name);
 
@@ -144,27 +146,28 @@ read_list(const char *name, char out[RDTI_VERBS_LIST_BYTES], struct rdt_error *e
 }
 
 static rdt_status
-read_lists(struct rdti_verbs_settings *out, struct rdt_error *err)
+settings_read_lists(struct rdti_verbs_settings *out, struct rdt_error *err)
 {
-    rdt_status status = read_list("RDMATENSOR_VERBS_DEVICES", out->devices, err);
+    rdt_status status = settings_read_list("RDMATENSOR_VERBS_DEVICES", out->devices, err);
 
     if (status == RDT_OK)
-        status = check_devices(out->devices, err);
+        status = settings_check_devices(out->devices, err);
     if (status == RDT_OK)
-        status = read_list("RDMATENSOR_VERBS_GID_INDEX", out->gid_indices, err);
-    return status == RDT_OK ? check_gid_indices(out->gid_indices, err) : status;
+        status = settings_read_list("RDMATENSOR_VERBS_GID_INDEX", out->gid_indices, err);
+    return status == RDT_OK ? settings_check_gid_indices(out->gid_indices, err) : status;
 }
 
 /* ---- Reading -------------------------------------------------------------------------------- */
 
 static rdt_status
-read_notify(struct rdti_verbs_settings *out, struct rdt_error *err)
+settings_read_notify(struct rdti_verbs_settings *out, struct rdt_error *err)
 {
     static const char *const names[] = {"imm", "flag", "auto"};
     const char *text = getenv("RDMATENSOR_VERBS_NOTIFY");
 
     long unsafe;
-    const rdt_status status = read_number("RDMATENSOR_VERBS_FLAG_UNSAFE", 0, 1, 0, &unsafe, err);
+    const rdt_status status =
+        settings_read_number("RDMATENSOR_VERBS_FLAG_UNSAFE", 0, 1, 0, &unsafe, err);
 
     if (status != RDT_OK)
         return status;
@@ -183,10 +186,10 @@ read_notify(struct rdti_verbs_settings *out, struct rdt_error *err)
 }
 
 static rdt_status
-read_mtu(uint32_t *out, struct rdt_error *err)
+settings_read_mtu(uint32_t *out, struct rdt_error *err)
 {
     long mtu;
-    const rdt_status status = read_number("RDMATENSOR_VERBS_MTU", 256, 4096, 0, &mtu, err);
+    const rdt_status status = settings_read_number("RDMATENSOR_VERBS_MTU", 256, 4096, 0, &mtu, err);
 
     *out = (uint32_t)mtu;
     if (status == RDT_OK && (mtu & (mtu - 1)) != 0)
@@ -197,14 +200,14 @@ read_mtu(uint32_t *out, struct rdt_error *err)
 }
 
 static rdt_status
-read_pkey(struct rdti_verbs_settings *out, struct rdt_error *err)
+settings_read_pkey(struct rdti_verbs_settings *out, struct rdt_error *err)
 {
     long index = -1;
     long pkey;
 
-    rdt_status status = read_number("RDMATENSOR_VERBS_PKEY", 1, 0xffff, 0, &pkey, err);
+    rdt_status status = settings_read_number("RDMATENSOR_VERBS_PKEY", 1, 0xffff, 0, &pkey, err);
     if (status == RDT_OK)
-        status = read_number("RDMATENSOR_VERBS_PKEY_INDEX", 0, 0xffff, -1, &index, err);
+        status = settings_read_number("RDMATENSOR_VERBS_PKEY_INDEX", 0, 0xffff, -1, &index, err);
     if (status != RDT_OK)
         return status;
     if (pkey != 0 && index >= 0)
@@ -223,26 +226,27 @@ rdti_verbs_read_settings(struct rdti_verbs_settings *out, struct rdt_error *err)
     long qps = 0;
     long links = 0;
 
-    rdt_status status = read_lists(&s, err);
+    rdt_status status = settings_read_lists(&s, err);
     if (status == RDT_OK)
-        status = read_number("RDMATENSOR_VERBS_QPS", 1, RDTI_VERBS_QPS_MAX, QPS_DEFAULT, &qps, err);
+        status = settings_read_number("RDMATENSOR_VERBS_QPS", 1, RDTI_VERBS_QPS_MAX, QPS_DEFAULT,
+                                      &qps, err);
     if (status == RDT_OK)
-        status = read_number("RDMATENSOR_VERBS_LINKS", 1, RDTI_VERBS_PORTS_MAX,
-                             RDTI_VERBS_PORTS_MAX, &links, err);
+        status = settings_read_number("RDMATENSOR_VERBS_LINKS", 1, RDTI_VERBS_PORTS_MAX,
+                                      RDTI_VERBS_PORTS_MAX, &links, err);
     if (status == RDT_OK)
-        status = read_pkey(&s, err);
+        status = settings_read_pkey(&s, err);
     if (status == RDT_OK)
-        status = read_mtu(&s.mtu_bytes, err);
+        status = settings_read_mtu(&s.mtu_bytes, err);
     if (status == RDT_OK)
-        status = read_byte("RDMATENSOR_VERBS_TIMEOUT", 1, 31, &s.timeout, err);
+        status = settings_read_byte("RDMATENSOR_VERBS_TIMEOUT", 1, 31, &s.timeout, err);
     if (status == RDT_OK)
-        status = read_byte("RDMATENSOR_VERBS_RETRY", 0, 6, &s.retry, err);
+        status = settings_read_byte("RDMATENSOR_VERBS_RETRY", 0, 6, &s.retry, err);
     if (status == RDT_OK)
-        status = read_byte("RDMATENSOR_VERBS_SL", 0, 15, &s.service_level, err);
+        status = settings_read_byte("RDMATENSOR_VERBS_SL", 0, 15, &s.service_level, err);
     if (status == RDT_OK) /* 0xff means unset; the last two bits are not part of the class */
-        status = read_byte("RDMATENSOR_VERBS_TC", 0, 254, &s.traffic_class, err);
+        status = settings_read_byte("RDMATENSOR_VERBS_TC", 0, 254, &s.traffic_class, err);
     if (status == RDT_OK)
-        status = read_notify(&s, err);
+        status = settings_read_notify(&s, err);
     if (status != RDT_OK)
         return status;
     s.qp_count = (uint32_t)qps;
@@ -261,8 +265,8 @@ struct named {
 };
 
 static rdt_status
-find_device(const struct named *named, const struct rdti_verbs_ops *ops, struct ibv_device **list,
-            int count, struct rdt_error *err)
+settings_find_device(const struct named *named, const struct rdti_verbs_ops *ops,
+                     struct ibv_device **list, int count, struct rdt_error *err)
 {
     char names[256] = "";
 
@@ -290,16 +294,16 @@ rdti_verbs_check_names(const struct rdti_verbs_settings *settings, const struct 
 
     if (count == 0) /* the caller reports that, as the better reason */
         return RDT_OK;
-    while (status == RDT_OK && next_entry(&at, entry, sizeof(entry))) {
-        (void)split_device(entry);
-        status = find_device(&named, ops, list, count, err);
+    while (status == RDT_OK && settings_next_entry(&at, entry, sizeof(entry))) {
+        (void)settings_split_device(entry);
+        status = settings_find_device(&named, ops, list, count, err);
     }
     named = (struct named){"RDMATENSOR_VERBS_GID_INDEX", settings->gid_indices, entry};
     at = settings->gid_indices;
-    while (status == RDT_OK && next_entry(&at, entry, sizeof(entry))) {
-        (void)split_gid_index(entry);
+    while (status == RDT_OK && settings_next_entry(&at, entry, sizeof(entry))) {
+        (void)settings_split_gid_index(entry);
         if (entry[0] != '\0') /* else it applies to every device */
-            status = find_device(&named, ops, list, count, err);
+            status = settings_find_device(&named, ops, list, count, err);
     }
     return status;
 }
@@ -311,8 +315,8 @@ rdti_verbs_check_ports(const struct rdti_verbs_settings *settings, const char *d
     const char *at = settings->devices;
     char entry[RDTI_VERBS_LIST_BYTES];
 
-    while (next_entry(&at, entry, sizeof(entry))) {
-        const int32_t port = split_device(entry);
+    while (settings_next_entry(&at, entry, sizeof(entry))) {
+        const int32_t port = settings_split_device(entry);
 
         if (strcmp(entry, device) == 0 && port > (int32_t)port_count)
             return rdti_error_set(err, RDT_ENOTVIABLE, 0,
@@ -331,8 +335,8 @@ rdti_verbs_is_wanted(const struct rdti_verbs_settings *settings, const char *dev
 
     if (*at == '\0')
         return true;
-    while (next_entry(&at, entry, sizeof(entry))) {
-        const int32_t wanted = split_device(entry);
+    while (settings_next_entry(&at, entry, sizeof(entry))) {
+        const int32_t wanted = settings_split_device(entry);
 
         if (strcmp(entry, device) == 0 && (wanted == 0 || wanted == (int32_t)port))
             return true;
@@ -347,8 +351,8 @@ rdti_verbs_wanted_gid(const struct rdti_verbs_settings *settings, const char *de
     char entry[RDTI_VERBS_LIST_BYTES];
     int32_t found = -1;
 
-    while (next_entry(&at, entry, sizeof(entry))) {
-        const int32_t index = split_gid_index(entry);
+    while (settings_next_entry(&at, entry, sizeof(entry))) {
+        const int32_t index = settings_split_gid_index(entry);
 
         if (entry[0] == '\0' || strcmp(entry, device) == 0)
             found = index;

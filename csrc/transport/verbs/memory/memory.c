@@ -57,7 +57,7 @@ rdti_verbs_free_memory(struct rdti_verbs *verbs, struct rdti_verbs_memory *memor
  * is in the optional range: a device without it ignores it. A flag must not overtake the bytes that
  * it announces, so both use a separate, strict registration. */
 static unsigned int
-access_of(uint32_t kind)
+verbs_memory_access_of(uint32_t kind)
 {
     const unsigned int remote =
         kind == RDTI_VERBS_KIND_READ ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
@@ -67,7 +67,7 @@ access_of(uint32_t kind)
 }
 
 static uint32_t
-kind_of(uint8_t access)
+verbs_memory_kind_of(uint8_t access)
 {
     return access == RDTI_VERBS_MAY_READ           ? RDTI_VERBS_KIND_READ
            : access == RDTI_VERBS_MAY_WRITE_STRICT ? RDTI_VERBS_KIND_STRICT
@@ -115,12 +115,12 @@ rdti_verbs_register_kind(struct rdti_verbs *verbs, const struct rdti_verbs_memor
     if (memory->segment != RDT_SEGMENT_NONE)
         status = host->memory_keep(host->core, memory->segment, err);
     return status == RDT_OK ? rdti_verbs_register_on(verbs, nics, memory->addr, memory->len_bytes,
-                                                     access_of(kind), mrs, err)
+                                                     verbs_memory_access_of(kind), mrs, err)
                             : status;
 }
 
 static struct rdti_verbs_memory *
-find_memory(struct rdti_verbs *verbs, uint32_t segment, uint32_t index, uint32_t generation)
+verbs_memory_find(struct rdti_verbs *verbs, uint32_t segment, uint32_t index, uint32_t generation)
 {
     for (struct rdti_list *at = verbs->memories.next; at != &verbs->memories; at = at->next) {
         struct rdti_verbs_memory *memory = RDTI_CONTAINER(at, struct rdti_verbs_memory, link);
@@ -135,11 +135,11 @@ find_memory(struct rdti_verbs *verbs, uint32_t segment, uint32_t index, uint32_t
 /* The entry, registered for the kind; RDT_EAGAIN: the registrar does it. An entry without any
  * registration is not kept. mr_lock is held. */
 static rdt_status
-want_memory(struct rdti_verbs *verbs, const struct rdti_verbs_memory *like, uint32_t kind,
-            struct rdti_verbs_memory **out, struct rdt_error *err)
+verbs_memory_want(struct rdti_verbs *verbs, const struct rdti_verbs_memory *like, uint32_t kind,
+                  struct rdti_verbs_memory **out, struct rdt_error *err)
 {
     struct rdti_verbs_memory *memory =
-        find_memory(verbs, like->segment, like->index, like->generation);
+        verbs_memory_find(verbs, like->segment, like->index, like->generation);
     rdt_status status = RDT_OK;
 
     if (memory == NULL) {
@@ -171,7 +171,7 @@ want_memory(struct rdti_verbs *verbs, const struct rdti_verbs_memory *like, uint
 /* mr_lock is held. Only segments of the arena: they stay while the transport is open, regions of
  * other memory may end. */
 static struct rdti_verbs_memory *
-find_holder(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes)
+verbs_memory_find_holder(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes)
 {
     for (struct rdti_list *at = verbs->memories.next; at != &verbs->memories; at = at->next) {
         struct rdti_verbs_memory *memory = RDTI_CONTAINER(at, struct rdti_verbs_memory, link);
@@ -186,7 +186,7 @@ find_holder(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes)
 
 /* Every kind can be a source. NULL: the device was removed before any was registered. */
 static const struct ibv_mr *
-any_mr(const struct rdti_verbs_memory *memory, uint32_t nic)
+verbs_memory_any_mr(const struct rdti_verbs_memory *memory, uint32_t nic)
 {
     for (uint32_t kind = 0; kind < RDTI_VERBS_KINDS; kind++)
         if (memory->mrs[kind][nic] != NULL)
@@ -209,8 +209,8 @@ rdti_verbs_note_unregistered(struct rdti_verbs *verbs, const struct rdt_error *w
 /* Adds the segment of the arena that holds the bytes and has no entry. RDT_EINVAL: there is none,
  * or it cannot be registered. mr_lock is held. */
 static rdt_status
-add_own(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes,
-        struct rdti_verbs_memory **out)
+verbs_memory_add_own(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes,
+                     struct rdti_verbs_memory **out)
 {
     const struct rdti_host *host = verbs->host;
     struct rdti_memory piece;
@@ -220,7 +220,7 @@ add_own(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes,
         return RDT_EINVAL;
     /* Checked first: a peer's requests meanwhile may be repeated, and fail each time. */
     if (rdti_now_ns() >= verbs->own_retry_ns) {
-        struct rdti_verbs_memory *for_peer = find_memory(verbs, piece.segment, 0, 0);
+        struct rdti_verbs_memory *for_peer = verbs_memory_find(verbs, piece.segment, 0, 0);
         if (for_peer != NULL) { /* every kind serves; its failure also applies to this op */
             for_peer->is_source = true;
             return RDT_EAGAIN;
@@ -228,7 +228,7 @@ add_own(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes,
         const struct rdti_verbs_memory like = {.addr = piece.addr,
                                                .len_bytes = piece.len_bytes,
                                                .segment = piece.segment};
-        const rdt_status status = want_memory(verbs, &like, RDTI_VERBS_KIND_WRITE, out, &why);
+        const rdt_status status = verbs_memory_want(verbs, &like, RDTI_VERBS_KIND_WRITE, out, &why);
         if (status == RDT_EAGAIN)
             (*out)->is_source = true;
         if (status == RDT_OK || status == RDT_EAGAIN)
@@ -246,11 +246,11 @@ rdti_verbs_own_key(struct rdti_verbs *verbs, const void *addr, uint64_t len_byte
     rdt_status status = RDT_OK;
 
     (void)pthread_mutex_lock(&verbs->mr_lock);
-    struct rdti_verbs_memory *memory = find_holder(verbs, addr, len_bytes);
+    struct rdti_verbs_memory *memory = verbs_memory_find_holder(verbs, addr, len_bytes);
     if (memory == NULL)
-        status = add_own(verbs, addr, len_bytes, &memory);
+        status = verbs_memory_add_own(verbs, addr, len_bytes, &memory);
     if (status == RDT_OK) {
-        const struct ibv_mr *mr = any_mr(memory, nic);
+        const struct ibv_mr *mr = verbs_memory_any_mr(memory, nic);
         *lkey_out = mr != NULL ? mr->lkey : 0; /* a removed device has none, and needs none */
     }
     (void)pthread_mutex_unlock(&verbs->mr_lock);
@@ -277,8 +277,8 @@ rdti_verbs_explain_stage(struct rdti_verbs *verbs, char *buf, size_t cap)
 /* Resolves a request to an exported region, and the memory that holds it. It trusts nothing that
  * the peer states about the memory. */
 static rdt_status
-resolve(struct rdti_verbs *verbs, const struct rdti_verbs_words *get,
-        struct rdti_verbs_memory *like, struct rdt_error *err)
+verbs_memory_resolve(struct rdti_verbs *verbs, const struct rdti_verbs_words *get,
+                     struct rdti_verbs_memory *like, struct rdt_error *err)
 {
     const struct rdti_host *host = verbs->host;
     struct rdti_memory piece;
@@ -313,13 +313,13 @@ resolve(struct rdti_verbs *verbs, const struct rdti_verbs_words *get,
 }
 
 static rdt_status
-grant(struct rdti_verbs *verbs, const struct rdti_verbs_memory *like, uint32_t kind,
-      struct rdti_verbs_words *out, struct rdt_error *err)
+verbs_memory_grant(struct rdti_verbs *verbs, const struct rdti_verbs_memory *like, uint32_t kind,
+                   struct rdti_verbs_words *out, struct rdt_error *err)
 {
     struct rdti_verbs_memory *memory;
 
     (void)pthread_mutex_lock(&verbs->mr_lock);
-    const rdt_status status = want_memory(verbs, like, kind, &memory, err);
+    const rdt_status status = verbs_memory_want(verbs, like, kind, &memory, err);
     if (status == RDT_OK) {
         out->kind = RDTI_VERBS_KEY;
         out->base = (uintptr_t)memory->addr;
@@ -333,7 +333,7 @@ grant(struct rdti_verbs *verbs, const struct rdti_verbs_memory *like, uint32_t k
 }
 
 static void
-begin_answer(const struct rdti_verbs_words *get, struct rdti_verbs_words *out)
+verbs_memory_begin_answer(const struct rdti_verbs_words *get, struct rdti_verbs_words *out)
 {
     *out = (struct rdti_verbs_words){.access = get->access,
                                      .segment = get->segment,
@@ -345,14 +345,16 @@ bool
 rdti_verbs_is_requested(const struct rdti_verbs_memory *memory, const struct rdti_verbs_words *get,
                         uint32_t kinds)
 {
-    return memory->segment == get->segment && (kinds >> kind_of(get->access) & 1) != 0 &&
+    return memory->segment == get->segment &&
+           (kinds >> verbs_memory_kind_of(get->access) & 1) != 0 &&
            (get->segment != RDT_SEGMENT_NONE ||
             (memory->index == get->index && memory->generation == get->generation));
 }
 
 /* Fills in the reason, which the peer reports in its own error. */
 static void
-explain_refusal(uint64_t len_bytes, const struct rdt_error *err, struct rdti_verbs_words *out)
+verbs_memory_explain_refusal(uint64_t len_bytes, const struct rdt_error *err,
+                             struct rdti_verbs_words *out)
 {
     out->kind = RDTI_VERBS_KEY_REFUSED;
     if (err->status == RDT_ESTALE) {
@@ -370,8 +372,8 @@ void
 rdti_verbs_refuse_key(const struct rdti_verbs_words *get, uint64_t len_bytes,
                       const struct rdt_error *err, struct rdti_verbs_words *out)
 {
-    begin_answer(get, out);
-    explain_refusal(len_bytes, err, out);
+    verbs_memory_begin_answer(get, out);
+    verbs_memory_explain_refusal(len_bytes, err, out);
 }
 
 rdt_status
@@ -379,13 +381,13 @@ rdti_verbs_grant(struct rdti_verbs *verbs, const struct rdti_verbs_words *get,
                  struct rdti_verbs_words *out, struct rdt_error *err)
 {
     struct rdti_verbs_memory like = {0};
-    rdt_status status = resolve(verbs, get, &like, err);
+    rdt_status status = verbs_memory_resolve(verbs, get, &like, err);
 
-    begin_answer(get, out);
+    verbs_memory_begin_answer(get, out);
     if (status == RDT_OK)
-        status = grant(verbs, &like, kind_of(get->access), out, err);
+        status = verbs_memory_grant(verbs, &like, verbs_memory_kind_of(get->access), out, err);
     if (status != RDT_OK && status != RDT_EAGAIN)
-        explain_refusal(like.len_bytes, err, out);
+        verbs_memory_explain_refusal(like.len_bytes, err, out);
     return status;
 }
 
@@ -396,7 +398,8 @@ rdti_verbs_forget_region(void *state, uint32_t index, uint32_t generation, void 
     struct rdti_verbs *verbs = state;
 
     (void)pthread_mutex_lock(&verbs->mr_lock);
-    struct rdti_verbs_memory *memory = find_memory(verbs, RDT_SEGMENT_NONE, index, generation);
+    struct rdti_verbs_memory *memory =
+        verbs_memory_find(verbs, RDT_SEGMENT_NONE, index, generation);
     const bool is_slow = memory != NULL && memory->len_bytes > RDTI_VERBS_REGISTER_NOW_BYTES;
     if (is_slow)
         rdti_verbs_end_later(verbs, memory, then, arg);

@@ -27,7 +27,7 @@
 
 /* mr_lock is not held. */
 static void
-announce(struct rdti_verbs *verbs)
+registrar_announce(struct rdti_verbs *verbs)
 {
     const uint64_t one = 1;
 
@@ -38,7 +38,7 @@ announce(struct rdti_verbs *verbs)
 
 /* mr_lock is held. */
 static void
-line_up(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
+registrar_line_up(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
 {
     rdti_list_remove(&memory->job);
     rdti_list_append(memory->is_over ? &verbs->ends : &verbs->jobs, &memory->job);
@@ -46,7 +46,7 @@ line_up(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
 
 /* The same; released meanwhile. */
 static void
-make(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
+registrar_make(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
 {
     const uint32_t kind = (uint32_t)__builtin_ctz(memory->wanted);
     struct ibv_mr *mrs[RDTI_VERBS_PORTS_MAX] = {0};
@@ -71,12 +71,12 @@ make(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
         memory->failed |= 1u << kind;
     }
     if (memory->is_over || memory->wanted != 0)
-        line_up(verbs, memory);
+        registrar_line_up(verbs, memory);
 }
 
 /* The same. */
 static void
-end(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
+registrar_end(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
 {
     void (*const then)(void *arg) = memory->then;
     void *const arg = memory->then_arg;
@@ -89,7 +89,7 @@ end(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
 
 /* The same. NULL: it may leave. */
 static struct rdti_verbs_memory *
-take_work(struct rdti_verbs *verbs)
+registrar_take_work(struct rdti_verbs *verbs)
 {
     for (;;) {
         struct rdti_list *node = rdti_list_take_first(&verbs->ends);
@@ -111,13 +111,13 @@ registrar_main(void *arg)
 
     (void)pthread_setname_np(pthread_self(), "rdmatensor-reg");
     (void)pthread_mutex_lock(&verbs->mr_lock);
-    while ((memory = take_work(verbs)) != NULL) {
+    while ((memory = registrar_take_work(verbs)) != NULL) {
         if (memory->is_over)
-            end(verbs, memory);
+            registrar_end(verbs, memory);
         else
-            make(verbs, memory);
+            registrar_make(verbs, memory);
         (void)pthread_mutex_unlock(&verbs->mr_lock);
-        announce(verbs);
+        registrar_announce(verbs);
         (void)pthread_mutex_lock(&verbs->mr_lock);
     }
     (void)pthread_mutex_unlock(&verbs->mr_lock);
@@ -126,7 +126,7 @@ registrar_main(void *arg)
 
 /* mr_lock is held. */
 static rdt_status
-start(struct rdti_verbs *verbs, struct rdt_error *err)
+registrar_start(struct rdti_verbs *verbs, struct rdt_error *err)
 {
     sigset_t all;
     sigset_t before;
@@ -160,11 +160,11 @@ rdti_verbs_close_registrar(struct rdti_verbs *verbs)
 /* ---- Jobs ----------------------------------------------------------------------------------- */
 
 static void
-add_job(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
+registrar_add_job(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
 {
     if (memory->is_busy) /* the thread queues it again after its current work */
         return;
-    line_up(verbs, memory);
+    registrar_line_up(verbs, memory);
     (void)pthread_cond_signal(&verbs->job_cond);
 }
 
@@ -172,12 +172,12 @@ rdt_status
 rdti_verbs_register_later(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory, uint32_t kind,
                           struct rdt_error *err)
 {
-    const rdt_status status = start(verbs, err);
+    const rdt_status status = registrar_start(verbs, err);
 
     if (status != RDT_OK)
         return status;
     memory->wanted |= 1u << kind;
-    add_job(verbs, memory);
+    registrar_add_job(verbs, memory);
     return RDT_EAGAIN;
 }
 
@@ -190,5 +190,5 @@ rdti_verbs_end_later(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory,
     memory->is_over = true;
     memory->then = then;
     memory->then_arg = arg;
-    add_job(verbs, memory);
+    registrar_add_job(verbs, memory);
 }
