@@ -35,7 +35,10 @@ packages="$ROOT/build/$preset/packages"
 rm -rf "$packages"
 logged "$preset-backend-install" cmake --install "build/$preset" --component python \
     --prefix "$packages"
-ln -s "$ROOT"/rdmatensor/{*.py,doctor} "$packages/rdmatensor/"
+for part in "$ROOT"/rdmatensor/*; do # what is not built
+    [[ -e "$packages/rdmatensor/${part##*/}" || "$part" == */__pycache__ ]] ||
+        ln -s "$part" "$packages/rdmatensor/"
+done
 ln -s "$ROOT/graph_analysis" "$packages/"
 logged "$preset-backend-canary" gcc -O0 -g -fPIC -shared "-fsanitize=$sanitize" \
     -fno-sanitize-recover=all tests/sanitizers/canary.c -o "$packages/canary.so"
