@@ -422,12 +422,12 @@ run_sizes(bool in_arena)
             run_all(size, algorithms[a]);
 }
 
-TEST(starts_from_private_memory)
+TEST_TIMEOUT(starts_from_private_memory, 60)
 {
     run_sizes(false);
 }
 
-TEST(starts_from_an_arena)
+TEST_TIMEOUT(starts_from_an_arena, 60)
 {
     run_sizes(true);
 }
