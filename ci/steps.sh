@@ -22,6 +22,7 @@ begin_steps() {
     trap 'end_groups; rm -rf "$scratch"' EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM HUP
+    SECONDS=0 # the first step begins at 00:00, however long the shell took to start
 }
 
 # start COMMAND...: in the background, as a process group.

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Set up what is missing, then test, one step after another: no step disturbs what another measures.
 # Usage: ci/test.sh [--all] [OPTION OF PYTEST]...
-# Takes at most 15 minutes on two cores, the set-up of a bare machine included. --all, as in CI,
-# goes on with what that leaves out, at most 40 minutes in all: variants of the same code take turns
+# Aims at 15 minutes on two cores, the set-up of a bare machine included. --all, as in CI, goes on
+# with what that leaves out, and aims at 40 minutes in all: variants of the same code take turns
 # by the commit, and sanitizers run if C changed (ci/changed.sh). RDMATENSOR_CI_ALL=1 is --all
 # without turns, whatever changed. RDMATENSOR_NO_RIG=1: this machine cannot run the rig.
 # A failed step fails the run; the later steps run all the same. The table at the end has the time

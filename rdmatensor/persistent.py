@@ -54,6 +54,7 @@ class PersistentCollective(Closable):
             Closed: It, its group or its context was closed.
             PeerError: A member died or left, or the group broke.
         """
+        self._core.refuse_fork("start")  # a thread of the parent may have had the lock
         with self._lock:
             frame = take()
             out, err = frame.transfer, frame.err
@@ -62,6 +63,8 @@ class PersistentCollective(Closable):
 
     def close(self) -> None:
         """Free it; not collective. A start in flight goes on. Idempotent."""
+        if self._core.is_foreign:  # likewise; it belongs to the parent
+            return
         with self._lock:
             super().close()
             self._pins = []  # a start in flight has the list
