@@ -26,6 +26,8 @@ arrays_keep(uint64_t **at, uint32_t size, const void *array)
     return copy;
 }
 _Static_assert(sizeof(void *) <= sizeof(uint64_t), "an array of addresses fits");
+_Static_assert((unsigned)RDT_C128 <= RDT_DESC_MASK && (unsigned)RDT_BXOR <= RDT_DESC_MASK,
+               "a descriptor has room for a number above them");
 
 rdt_status
 rdti_coll_keep_arrays(struct rdti_coll *coll, struct rdt_error *err)

@@ -239,21 +239,23 @@ static enum vote
 persistent_coll_prepare(struct rdt_persistent *p)
 {
     struct rdti_coll *coll = &p->coll;
-    struct rdt_error ignored;
 
     coll->timeout_ns = rdti_coll_timeout(coll);
     coll->algorithm = rdti_coll_choose(coll);
     if (coll->algorithm->rest == NULL)
         return VOTE_STAGES;
-    const rdt_status status = coll->algorithm->prepare(coll, &p->why);
+    rdt_status status = coll->algorithm->prepare(coll, &p->why);
     if (status == RDT_EBUSY) /* each start takes temporary memory that the team keeps */
         return VOTE_STAGES;
     if (status != RDT_OK)
         return VOTE_FAILED;
     p->is_reused = true;
-    if (!coll->algorithm->is_on_boards || persistent_coll_land(p, &ignored) != RDT_OK)
+    if (!coll->algorithm->is_on_boards)
         return VOTE_STAGES;
-    return rdti_direct_is_landed(coll) ? VOTE_LANDED : VOTE_STAGES;
+    status = persistent_coll_land(p, &p->why);
+    if (status == RDT_EPROTO) /* what a peer sent has no meaning */
+        return VOTE_FAILED;
+    return status == RDT_OK && rdti_direct_is_landed(coll) ? VOTE_LANDED : VOTE_STAGES;
 }
 
 static rdt_status
