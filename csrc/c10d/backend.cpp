@@ -22,7 +22,6 @@ namespace
 using Clock = std::chrono::steady_clock;
 
 constexpr const char *backend_name = "rdmatensor";
-constexpr const char *making = "rdmatensor:init_process_group";
 /* The library identifies groups by name and epoch; the rest of a long name adds nothing. */
 constexpr size_t group_name_chars = 32;
 /* Several times what reading the counters takes when other processes occupy the cores. */

@@ -11,18 +11,18 @@ namespace rdmatensor
 namespace
 {
 
-constexpr const char *call = "all_reduce";
+constexpr const char *sparse_call = "all_reduce";
 
 void
 check_sparse(const at::Tensor &tensor, const c10d::ReduceOp &op)
 {
     if (tensor.layout() != c10::kSparse || !tensor.device().is_cpu())
-        throw_value_error(call,
+        throw_value_error(sparse_call,
                           c10::str("of sparse tensors only coordinate (COO) tensors on the CPU are "
                                    "reduced, this one has layout ",
                                    tensor.layout(), " on ", tensor.device()));
     if (op != c10d::ReduceOp::SUM)
-        throw_value_error(call, "sparse tensors are reduced with SUM only");
+        throw_value_error(sparse_call, "sparse tensors are reduced with SUM only");
 }
 
 /* sparse_dim, then the sizes. All members must agree on them; the library compares the lengths. */
@@ -49,7 +49,7 @@ padded(const at::Tensor &tensor, int64_t dim, int64_t to)
 [[noreturn]] void
 refuse(int64_t global_rank, const char *what)
 {
-    C10_THROW_ERROR(DistBackendError, c10::str("rdmatensor:", call, ": rank ", global_rank,
+    C10_THROW_ERROR(DistBackendError, c10::str("rdmatensor:", sparse_call, ": rank ", global_rank,
                                                " sent a sparse tensor with ", what));
 }
 
@@ -73,7 +73,7 @@ WorkPtr
 Backend::allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &opts)
 {
     if (tensors.size() != 1)
-        throw_value_error(call, c10::str("got ", tensors.size(), " tensors instead of one"));
+        throw_value_error(sparse_call, c10::str("got ", tensors.size(), " tensors instead of one"));
     at::Tensor &tensor = tensors[0];
     check_sparse(tensor, opts.reduceOp);
 
@@ -84,7 +84,7 @@ Backend::allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &opts)
     for (int rank = 0; rank < size_; rank++)
         if (!shapes[rank].equal(shape))
             C10_THROW_ERROR(DistBackendError,
-                            c10::str("rdmatensor:", call, ": rank ", global_rank(rank),
+                            c10::str("rdmatensor:", sparse_call, ": rank ", global_rank(rank),
                                      " has a sparse tensor of another shape: sparse_dim and sizes ",
                                      shapes[rank], ", this rank has ", shape));
     const at::Tensor counts = gather_all(at::tensor({own._nnz()}, at::kLong), opts.timeout);

@@ -30,7 +30,7 @@ struct Allocation {
 namespace
 {
 
-constexpr const char *call = "symmetric_memory";
+constexpr const char *symmetric_call = "symmetric_memory";
 constexpr uint64_t pad_alignment_bytes = 64; /* a cache line */
 /* Tags of signals have bit 61: torch's are non-negative ints, those of collectives have bit 63. */
 constexpr uint64_t tag_signal = UINT64_C(1) << 61;
@@ -101,11 +101,12 @@ class Allocator final : public c10d::symmetric_memory::SymmetricMemoryAllocator
         const std::shared_ptr<Allocation> own = find(address);
 
         if (!group_name.has_value())
-            throw_value_error(call, "rendezvous() needs a group");
+            throw_value_error(symmetric_call, "rendezvous() needs a group");
         const c10::intrusive_ptr<Backend> group = Backend::find(*group_name);
         if (!group)
-            throw_value_error(call, c10::str("no group ", *group_name,
-                                             " lives whose CPU tensors are rdmatensor's"));
+            throw_value_error(symmetric_call,
+                              c10::str("no group ", *group_name,
+                                       " lives whose CPU tensors are rdmatensor's"));
         {
             const std::lock_guard lock(mutex_);
             const auto known = own->handles.find(*group_name);
@@ -165,8 +166,9 @@ class Allocator final : public c10d::symmetric_memory::SymmetricMemoryAllocator
         const auto found = allocations_.find(address);
 
         if (found == allocations_.end())
-            throw_value_error(call, "the tensor was not made by symm_mem.empty(), or is a part of "
-                                    "another");
+            throw_value_error(symmetric_call,
+                              "the tensor was not made by symm_mem.empty(), or is a part of "
+                              "another");
         return found->second;
     }
 
@@ -410,8 +412,8 @@ uint64_t
 SymmetricMemory::tag(int channel, bool is_barrier) const
 {
     if (channel < 0 || channel >= 1 << channel_bits)
-        throw_value_error(call, c10::str("channel ", channel, " is not from 0 to ",
-                                         (1 << channel_bits) - 1));
+        throw_value_error(symmetric_call, c10::str("channel ", channel, " is not from 0 to ",
+                                                   (1 << channel_bits) - 1));
     return tag_signal | (is_barrier ? tag_barrier : 0) | number_ << channel_bits |
            static_cast<uint64_t>(channel);
 }

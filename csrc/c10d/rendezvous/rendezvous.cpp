@@ -40,11 +40,10 @@ constexpr microseconds least_pause{200};
 constexpr microseconds longest_pause{50000};
 constexpr std::chrono::seconds progress_after{10};
 /* After a deadline, to find the missing members. */
-constexpr std::chrono::seconds grace{1};
+constexpr std::chrono::seconds ask_grace{1};
 /* For members that are about to join and read. If a member never joins, rank 0 leaves after
  * this. */
 constexpr milliseconds linger_limit{1000};
-constexpr const char *making = "rdmatensor:init_process_group";
 
 /* "rank 3" or "ranks 3, 5 and 12 more" for keys that end in "/<rank>"; other keys unchanged. */
 std::string
@@ -346,7 +345,7 @@ Rendezvous::await(const std::vector<std::string> &keys, const Poll &poll, const 
         const auto waited = std::chrono::duration_cast<microseconds>(Clock::now() - patience.begin);
         if (waited >= timeout) {
             Patience longer = patience;
-            longer.more = std::chrono::duration_cast<milliseconds>(waited) - timeout + grace;
+            longer.more = std::chrono::duration_cast<milliseconds>(waited) - timeout + ask_grace;
             C10D_THROW_ERROR(TimeoutError, "rdmatensor: ", late(keys, longer), " of ", size_,
                              " did not join the group within ", timeout.count(), " ms");
         }

@@ -41,6 +41,9 @@
 namespace rdmatensor
 {
 
+/* The call that creates a group, in messages. */
+constexpr const char *making = "rdmatensor:init_process_group";
+
 /* The processes that trust each other: one job for all groups that grow from one default group. */
 struct Job {
     std::string id;

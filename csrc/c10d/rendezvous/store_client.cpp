@@ -19,14 +19,14 @@ namespace
 {
 
 /* Longest delay in noticing Ctrl-C, the end of the group or a deadline. */
-constexpr std::chrono::milliseconds slice{50};
+constexpr std::chrono::milliseconds poll_slice{50};
 /* Longer than the pause of a wait between two requests. While ranks spin, starting a thread for
  * each request takes several times as long as waking one. */
 constexpr std::chrono::milliseconds idle_limit{100};
 /* A pause is this fraction of the time since polling began: a store serves many members. */
-constexpr int pause_part = 8;
-constexpr std::chrono::milliseconds least_pause{1};
-constexpr std::chrono::milliseconds longest_pause{500};
+constexpr int poll_part = 8;
+constexpr std::chrono::milliseconds least_poll_pause{1};
+constexpr std::chrono::milliseconds longest_poll_pause{500};
 
 } // namespace
 
@@ -53,7 +53,7 @@ struct StoreClient::Line {
         std::unique_lock lock(mutex);
 
         while (!is_met()) {
-            (void)changed.wait_for(lock, slice);
+            (void)changed.wait_for(lock, poll_slice);
             if (is_met())
                 break;
             lock.unlock();
@@ -115,8 +115,8 @@ StoreClient::poll_once(Line &line, std::unique_lock<std::mutex> &lock)
     if (is_done || number != line.poll_number)
         return;
     const auto now = Line::Clock::now();
-    line.poll_next = now + std::clamp<Line::Clock::duration>((now - line.poll_began) / pause_part,
-                                                             least_pause, longest_pause);
+    line.poll_next = now + std::clamp<Line::Clock::duration>((now - line.poll_began) / poll_part,
+                                                             least_poll_pause, longest_poll_pause);
     line.poll = std::move(poll);
 }
 
@@ -158,7 +158,7 @@ StoreClient::poll(Poll poll)
     line->poll_number++;
     line->polled = c10::weak_intrusive_ptr<c10d::Store>(store_);
     line->poll_began = Line::Clock::now();
-    line->poll_next = line->poll_began + least_pause;
+    line->poll_next = line->poll_began + least_poll_pause;
     line->came.notify_one();
 }
 

@@ -18,8 +18,6 @@ namespace
 
 /* The last lane, after those of callbacks: a slow hook delays no Future. */
 constexpr unsigned hook_lane = ~0U;
-/* Longest delay in noticing Ctrl-C. */
-constexpr std::chrono::milliseconds slice{100};
 
 /*
  * The Python object of a record, with the GIL held. torch's conversion finds it for as long as it
@@ -115,7 +113,7 @@ CompletionHook::wait(std::chrono::steady_clock::time_point deadline)
     const uint64_t due = told_;
 
     while (run_ < due) {
-        (void)over_.wait_for(lock, slice);
+        (void)over_.wait_for(lock, work_slice);
         if (run_ < due && std::chrono::steady_clock::now() >= deadline)
             std::rethrow_exception(
                 make_error(RDT_ETIMEDOUT, "rdmatensor:wait_for_pending_works: the timeout passed: "

@@ -22,6 +22,9 @@
 namespace rdmatensor
 {
 
+/* Longest delay in noticing Ctrl-C, and in letting other threads inspect a Work. */
+constexpr std::chrono::milliseconds work_slice{100};
+
 class CompletionHook : public std::enable_shared_from_this<CompletionHook>
 {
   public:

@@ -16,9 +16,6 @@ namespace
 
 using Clock = std::chrono::steady_clock;
 
-/* Longest delay in noticing Ctrl-C. */
-constexpr std::chrono::milliseconds slice{100};
-
 } // namespace
 
 void
@@ -155,7 +152,8 @@ InFlight::wait(std::chrono::milliseconds timeout, const char *title)
         const auto now = Clock::now();
         if (now >= deadline)
             fail(awaited_by_dropped().message);
-        (void)dropped_ended_.wait_until(lock, std::min<Clock::time_point>(deadline, now + slice));
+        (void)dropped_ended_.wait_until(lock,
+                                        std::min<Clock::time_point>(deadline, now + work_slice));
         lock.unlock();
         check_signals();
         lock.lock();

@@ -16,8 +16,6 @@ using Clock = std::chrono::steady_clock;
 
 std::atomic<uint64_t> transfer_count{0};
 
-/* Longest delay in noticing Ctrl-C, and in letting other threads inspect the Work. */
-constexpr std::chrono::milliseconds slice{100};
 /* The library ends a collective at its deadline and then waits until no peer accesses the buffers.
  * A peer that stopped just before is declared dead after ten seconds, unless the program set
  * another time. After this time the wait ends in any case. */
@@ -119,7 +117,7 @@ void
 drive(const Operation &operation, rdt_transfer *transfer, Clock::time_point deadline)
 {
     const auto left = deadline - Clock::now();
-    const auto wait = std::clamp<Clock::duration>(left, Clock::duration::zero(), slice);
+    const auto wait = std::clamp<Clock::duration>(left, Clock::duration::zero(), work_slice);
     const auto wait_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(wait).count();
     rdt_error error = {};
     const rdt_status status = rdt_transfer_wait(transfer, static_cast<uint64_t>(wait_ns), &error);
@@ -338,7 +336,8 @@ Work::await_settler(Clock::time_point deadline, std::chrono::milliseconds patien
     while (!completed_) {
         if (Clock::now() >= deadline)
             std::rethrow_exception(busy_error(operation_, patience));
-        if (cv_.wait_until(lock, std::min<Clock::time_point>(deadline, Clock::now() + slice)) ==
+        if (cv_.wait_until(lock,
+                           std::min<Clock::time_point>(deadline, Clock::now() + work_slice)) ==
             std::cv_status::timeout) {
             lock.unlock();
             check_signals();
@@ -514,7 +513,7 @@ rdt_error
 Work::awaited()
 {
     std::unique_lock driver(driver_mutex_, std::defer_lock);
-    const auto until = Clock::now() + 2 * slice;
+    const auto until = Clock::now() + 2 * work_slice;
 
     asking_.fetch_add(1, std::memory_order_relaxed); /* relaxed: a hint */
     while (!driver.try_lock() && Clock::now() < until)
@@ -552,7 +551,8 @@ Work::wait_slice(Clock::time_point deadline, std::chrono::milliseconds patience)
     if (!driver.owns_lock()) {
         std::unique_lock lock(mutex_);
         if (!completed_)
-            (void)cv_.wait_until(lock, std::min<Clock::time_point>(deadline, Clock::now() + slice));
+            (void)cv_.wait_until(lock,
+                                 std::min<Clock::time_point>(deadline, Clock::now() + work_slice));
         lock.unlock();
         if (!is_settled() && Clock::now() >= deadline) /* the driving thread has a later deadline */
             std::rethrow_exception(late_error(operation_, patience, awaited()));
