@@ -6,7 +6,7 @@ Importing this package does not import torch; only analyze() does.
 """
 
 from graph_analysis.build import analyze, build_plan
-from graph_analysis.errors import CaptureError, GraphAnalysisError, InvalidArgument, PlanError
+from graph_analysis.errors import ArgumentError, CaptureError, GraphAnalysisError, PlanError
 from graph_analysis.ir import CostModel, SlotPolicy
 from graph_analysis.picture import render_html
 from graph_analysis.plan import TransferPlan, first_difference
@@ -28,12 +28,12 @@ from graph_analysis.strategies import (
 )
 
 __all__ = [
+    "ArgumentError",
     "CaptureError",
     "CostModel",
     "DataParallel",
     "GraphAnalysisError",
     "GraphCollectives",
-    "InvalidArgument",
     "ParameterServer",
     "Pipeline",
     "PlanError",

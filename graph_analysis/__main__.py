@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from graph_analysis.build import analyze
-from graph_analysis.errors import CaptureError, GraphAnalysisError, InvalidArgument
+from graph_analysis.errors import ArgumentError, CaptureError, GraphAnalysisError
 from graph_analysis.picture import render_html
 from graph_analysis.plan_json import plan_to_json
 from graph_analysis.report import render_text
@@ -59,16 +59,16 @@ def _parser() -> argparse.ArgumentParser:
 def _strategy(arguments: argparse.Namespace) -> Strategy:
     if arguments.split is not None:
         if arguments.strategy != "pp":
-            raise InvalidArgument("--split belongs to --strategy pp")
+            raise ArgumentError("--split belongs to --strategy pp")
         names = tuple(arguments.split.split(","))
         if arguments.world not in (None, len(names) + 1):
-            raise InvalidArgument(
+            raise ArgumentError(
                 f"--world {arguments.world}, but --split makes {len(names) + 1} stages"
             )
         return Pipeline(names)
     world: int | None = arguments.world
     if world is None:
-        raise InvalidArgument("--world says how many ranks there are")
+        raise ArgumentError("--world says how many ranks there are")
     if arguments.strategy == "pp":
         return Pipeline(world)
     if arguments.strategy == "ps":

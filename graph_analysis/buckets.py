@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from graph_analysis.errors import InvalidArgument
+from graph_analysis.errors import ArgumentError
 from graph_analysis.ir import CostModel, Message, Operation
 
 _NS_PER_S = 1_000_000_000
@@ -54,9 +54,9 @@ def wire(cost: CostModel, operation: Operation, ranks: int) -> Wire:
     scatter and the n-1 others all the bytes of each go over the root's link.
     """
     if min(cost.latency_ns, cost.op_ns) < 0:
-        raise InvalidArgument(f"negative time in {cost}")
+        raise ArgumentError(f"negative time in {cost}")
     if min(cost.bandwidth_bytes_per_s, cost.memory_bytes_per_s) < 1:
-        raise InvalidArgument(f"a rate below 1 byte/s in {cost}")
+        raise ArgumentError(f"a rate below 1 byte/s in {cost}")
     shares: dict[Operation, tuple[int, int]] = {
         "all_reduce": (2 * (ranks - 1), ranks),
         "reduce_scatter": (ranks - 1, ranks),
@@ -81,7 +81,7 @@ def make_buckets(messages: Sequence[Message], link: Wire) -> tuple[Bucket, ...]:
         return ()
     ready = [message.ready_ns * link.scale for message in messages]
     if any(a > b for a, b in pairwise(ready)):
-        raise InvalidArgument("messages are not in the order in which they become ready")
+        raise ArgumentError("messages are not in the order in which they become ready")
     spent = [0]
     for message in messages:
         spent.append(spent[-1] + message.span_bytes * link.per_byte)

@@ -56,7 +56,7 @@ def analyze(
     Losses of capture: a model that torch cannot capture whole gets a plan of its parameters,
         buffers and gradients; plan.omissions says what was lost and why.
     Ownership: the model, its parameters and the inputs are not changed or kept.
-    Raises: InvalidArgument, CaptureError (torch is not installed).
+    Raises: ArgumentError, CaptureError (torch is not installed).
     Threads: one call at a time in a process, since torch's tracing has process-wide state.
     """
     try:

@@ -14,7 +14,7 @@ with their symbols, and otherwise still an upper bound, because no dimension is 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from graph_analysis.errors import InvalidArgument
+from graph_analysis.errors import ArgumentError
 from graph_analysis.ir import Graph, SlotPolicy, SymbolicDim, TensorClass, Value
 
 
@@ -58,7 +58,7 @@ def over_share(
     places are pairs of an arena's name and a tensor in it, once for each place.
     """
     if policy.arena_bytes < 1 or not 0 <= policy.bounded_share_percent <= 100:
-        raise InvalidArgument(f"{policy}: arena below 1 byte or a share outside 0 to 100 %")
+        raise ArgumentError(f"{policy}: arena below 1 byte or a share outside 0 to 100 %")
     fixed: dict[str, int] = {}
     bounded: list[tuple[str, str]] = []
     for arena, name in places:

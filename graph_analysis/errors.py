@@ -5,7 +5,7 @@ class GraphAnalysisError(ValueError):
     """Base of every error that this package raises on purpose."""
 
 
-class InvalidArgument(GraphAnalysisError):
+class ArgumentError(GraphAnalysisError):
     """An argument of analyze(), a strategy or a cost model is outside its domain."""
 
 

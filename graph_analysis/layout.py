@@ -9,7 +9,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graph_analysis.errors import InvalidArgument
+from graph_analysis.errors import ArgumentError
 from graph_analysis.ir import DEFAULT_ALIGNMENT_BYTES, Block, Lifetime, align_up
 from graph_analysis.liveness import largest_live_set_bytes
 
@@ -75,7 +75,7 @@ def arena_layout(
 ) -> Layout:
     """Place the blocks; names must be unique. An empty block gets offset 0 and no room."""
     if alignment_bytes < 1 or alignment_bytes & (alignment_bytes - 1):
-        raise InvalidArgument(f"alignment of {alignment_bytes} bytes is not a power of two")
+        raise ArgumentError(f"alignment of {alignment_bytes} bytes is not a power of two")
     aligned = [Block(b.name, align_up(b.size_bytes, alignment_bytes), b.lifetime) for b in blocks]
     offsets = {b.name: 0 for b in aligned if b.size_bytes == 0}
     waiting = [b for b in aligned if b.size_bytes > 0]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from graph_analysis.classify import example_bytes
-from graph_analysis.errors import InvalidArgument
+from graph_analysis.errors import ArgumentError
 from graph_analysis.ir import Graph, Value
 from graph_analysis.liveness import storage_roots
 from graph_analysis.strategies.base import forward_op_count
@@ -42,14 +42,14 @@ def cut_by_names(graph: Graph, names: Sequence[str]) -> tuple[int, ...]:
     for name in names:
         inside = [at for key, at in first_read.items() if key.startswith(f"{name}.")]
         if name not in by_op and not inside:
-            raise InvalidArgument(
+            raise ArgumentError(
                 f"split point {name!r} is neither an operation nor a module whose parameters "
                 "the graph reads"
             )
         cuts.append(min(inside) if inside else by_op[name])
     limit = forward_op_count(graph)
     if any(a >= b for a, b in pairwise((0, *cuts, limit))):
-        raise InvalidArgument(
+        raise ArgumentError(
             f"split points {list(names)} are operations {cuts}: not in the order of the "
             f"forward, which has {limit} operations, or a stage is empty"
         )
@@ -62,7 +62,7 @@ def cut_in_balance(graph: Graph, op_end_ns: Sequence[int], stages: int) -> tuple
     if stages == 1:
         return ()
     if stages > limit:
-        raise InvalidArgument(f"{stages} stages for a forward of {limit} operations")
+        raise ArgumentError(f"{stages} stages for a forward of {limit} operations")
     ends = [0, *op_end_ns[:limit]]
     most = _smallest_longest_stage(ends, stages)
     most += most * SLACK_PERCENT // 100

@@ -26,25 +26,26 @@ if TYPE_CHECKING:
     from rdmatensor.endpoint import Endpoint as Endpoint
     from rdmatensor.endpoint import PreparedWrite as PreparedWrite
     from rdmatensor.errors import AuthenticationError as AuthenticationError
-    from rdmatensor.errors import Busy as Busy
-    from rdmatensor.errors import Canceled as Canceled
-    from rdmatensor.errors import Closed as Closed
+    from rdmatensor.errors import BusyError as BusyError
+    from rdmatensor.errors import CanceledError as CanceledError
+    from rdmatensor.errors import ClosedError as ClosedError
     from rdmatensor.errors import CompletionError as CompletionError
-    from rdmatensor.errors import CorruptedData as CorruptedData
+    from rdmatensor.errors import CorruptedDataError as CorruptedDataError
     from rdmatensor.errors import DeviceError as DeviceError
-    from rdmatensor.errors import ForkedProcess as ForkedProcess
+    from rdmatensor.errors import ForkedProcessError as ForkedProcessError
     from rdmatensor.errors import InternalError as InternalError
-    from rdmatensor.errors import InvalidArgument as InvalidArgument
-    from rdmatensor.errors import Mismatch as Mismatch
-    from rdmatensor.errors import NotSupported as NotSupported
-    from rdmatensor.errors import OutOfMemory as OutOfMemory
+    from rdmatensor.errors import InvalidArgumentError as InvalidArgumentError
+    from rdmatensor.errors import MismatchError as MismatchError
+    from rdmatensor.errors import NotSupportedError as NotSupportedError
+    from rdmatensor.errors import OutOfMemoryError as OutOfMemoryError
     from rdmatensor.errors import PeerError as PeerError
+    from rdmatensor.errors import PlanMismatchError as PlanMismatchError
     from rdmatensor.errors import ProtocolError as ProtocolError
     from rdmatensor.errors import RdmaTensorError as RdmaTensorError
-    from rdmatensor.errors import StaleRegion as StaleRegion
-    from rdmatensor.errors import TransferTimeout as TransferTimeout
-    from rdmatensor.errors import TransportNotViable as TransportNotViable
-    from rdmatensor.errors import VersionMismatch as VersionMismatch
+    from rdmatensor.errors import StaleRegionError as StaleRegionError
+    from rdmatensor.errors import TransferTimeoutError as TransferTimeoutError
+    from rdmatensor.errors import TransportNotViableError as TransportNotViableError
+    from rdmatensor.errors import VersionMismatchError as VersionMismatchError
     from rdmatensor.group import Group as Group
     from rdmatensor.hooks import bf16_hook as bf16_hook
     from rdmatensor.hooks import bf16_wrapper as bf16_wrapper
@@ -79,11 +80,12 @@ _MODULES = {
     ),
     "endpoint": ("Blocks", "Endpoint", "PreparedWrite"),
     "errors": (
-        *("AuthenticationError", "Busy", "Canceled", "Closed", "CompletionError"),
-        *("CorruptedData", "DeviceError"),
-        *("ForkedProcess", "InternalError", "InvalidArgument", "Mismatch", "NotSupported"),
-        *("OutOfMemory", "PeerError", "ProtocolError", "RdmaTensorError", "StaleRegion"),
-        *("TransferTimeout", "TransportNotViable", "VersionMismatch"),
+        *("AuthenticationError", "BusyError", "CanceledError", "ClosedError", "CompletionError"),
+        *("CorruptedDataError", "DeviceError", "ForkedProcessError", "InternalError"),
+        *("InvalidArgumentError", "MismatchError", "NotSupportedError", "OutOfMemoryError"),
+        *("PeerError", "PlanMismatchError", "ProtocolError", "RdmaTensorError"),
+        *("StaleRegionError", "TransferTimeoutError", "TransportNotViableError"),
+        "VersionMismatchError",
     ),
     "group": ("Group",),
     "hooks": ("bf16_hook", "bf16_wrapper"),

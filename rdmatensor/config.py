@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, TypeGuard
 
 from rdmatensor._native.arguments import SECONDS_MAX, invalid, seconds
-from rdmatensor.errors import InvalidArgument
+from rdmatensor.errors import InvalidArgumentError
 from rdmatensor.types import TransportName
 
 PREFIX = "RDMATENSOR_"
@@ -107,7 +107,7 @@ def _one_of(*allowed: str) -> Callable[[object], None]:
 def _check_seconds(value: object) -> None:
     try:
         is_above = seconds(value, "Settings") > 0
-    except InvalidArgument:
+    except InvalidArgumentError:
         is_above = False
     if not is_above:
         raise ValueError(f"it must be a number above 0 and at most {SECONDS_MAX:.0f} seconds")
@@ -313,8 +313,8 @@ VARIABLES = (
 def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
     """Read the settings; environment defaults to the process's.
 
-    Raises InvalidArgument for an unknown RDMATENSOR_* name, with the nearest one that exists, and
-    for a value that does not parse, with its expected form.
+    Raises InvalidArgumentError for an unknown RDMATENSOR_* name, with the nearest one that exists,
+    and for a value that does not parse, with its expected form.
     """
     source = os.environ if environment is None else environment
     known = {variable.full_name: variable for variable in VARIABLES}
@@ -346,19 +346,19 @@ def _parse(variable: Variable, text: str) -> object:
         return value
     except ValueError as error:
         shown = "(not shown)" if variable.name == "SECRET" else repr(text)
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             "RDT_EINVAL",
             "settings",
             f"{variable.full_name}={shown}: {error}; it is written as: {variable.form}",
         ) from None
 
 
-def _unknown(name: str, known: list[str]) -> InvalidArgument:
+def _unknown(name: str, known: list[str]) -> InvalidArgumentError:
     # Without the prefix, which would make all names look alike.
     words = [full_name.removeprefix(PREFIX) for full_name in known]
     near = difflib.get_close_matches(name.removeprefix(PREFIX), words, n=1, cutoff=0.6)
     hint = f"did you mean {PREFIX}{near[0]}?" if near else f"known are {', '.join(known)}"
-    return InvalidArgument(
+    return InvalidArgumentError(
         "RDT_EINVAL", "settings", f"{name} is not a setting of rdmatensor; {hint}"
     )
 
@@ -367,7 +367,7 @@ def _take_secret(fields: dict[str, object]) -> None:
     """Turn SECRET and SECRET_FILE into the secret and where it came from."""
     path = fields.pop("secret_file", None)
     if path is not None and "secret" in fields:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             "RDT_EINVAL",
             "settings",
             "RDMATENSOR_SECRET and RDMATENSOR_SECRET_FILE are both set; unset one",
@@ -385,12 +385,12 @@ def read_secret(path: Path) -> bytes:
         with path.open("rb") as file:
             secret = file.read(_SECRET_BYTES_MAX + 1)
     except OSError as error:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             "RDT_EINVAL", "settings", f"RDMATENSOR_SECRET_FILE={path}: {error.strerror}"
         ) from error
     secret = secret.removesuffix(b"\n").removesuffix(b"\r")
     if not 1 <= len(secret) <= _SECRET_BYTES_MAX:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             "RDT_EINVAL",
             "settings",
             f"RDMATENSOR_SECRET_FILE={path}: a secret has 1 to {_SECRET_BYTES_MAX} bytes",

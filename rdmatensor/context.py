@@ -49,8 +49,8 @@ class Context(Closable):
     settings: None reads the environment. Use it as a context manager, or close() it; a context that
         is open when the interpreter ends is closed then. Arrays of its arena stay valid until they
         are dropped, also after close().
-    Raises: InvalidArgument (a setting), TransportNotViable (the forced one), DeviceError,
-        OutOfMemory, ForkedProcess.
+    Raises: InvalidArgumentError (a setting), TransportNotViableError (the forced one), DeviceError,
+        OutOfMemoryError, ForkedProcessError.
     Threads: any thread may call everything but close().
     """
 
@@ -96,7 +96,7 @@ class Context(Closable):
             None is float32.
         Ownership: freed with the last array or view of it. Bytes that peers may still write are not
             reused before. DLPack and the buffer protocol are numpy's.
-        Raises: OutOfMemory with the line that lifts the limit, InvalidArgument.
+        Raises: OutOfMemoryError with the line that lifts the limit, InvalidArgumentError.
         """
         return memory.new_array(self._core, shape, dtype, zero=False, call="empty")
 
@@ -207,7 +207,7 @@ class Context(Closable):
         dtype: a name, or numpy's or torch's; None is float32, as everywhere.
         src: the sender, an Endpoint or, after join(), a rank. The sender calls
             `Endpoint.slot(name)`.
-        Raises: InvalidArgument, OutOfMemory, PeerError.
+        Raises: InvalidArgumentError, OutOfMemoryError, PeerError.
         """
         if isinstance(src, Endpoint):
             endpoint = src
@@ -239,7 +239,7 @@ class Context(Closable):
         nodes without one; all None if the kernel does not report them, with the "reason". The
         kernel visits each page of the process for it: do not call it from a timer.
 
-        Raises: Closed, ForkedProcess.
+        Raises: ClosedError, ForkedProcessError.
         """
         state = self._state()
         cast("dict[str, object]", state["arena"])["placement"] = placement_of(self._core)
@@ -282,7 +282,7 @@ class Context(Closable):
         self._core.reap()
 
     def _c_ptr(self, call: str = "c_addr") -> CData:
-        """Return the rdt_context *, for modules of this package; raises Closed."""
+        """Return the rdt_context *, for modules of this package; raises ClosedError."""
         return self._core.get(call)
 
     @property
@@ -298,7 +298,7 @@ class Context(Closable):
     def close(self) -> None:
         """Close endpoints and slots, then the context; idempotent, and does nothing after a fork.
 
-        Waiting threads get Closed. Memory stays mapped while arrays of it are alive.
+        Waiting threads get ClosedError. Memory stays mapped while arrays of it are alive.
         """
         _open_contexts.discard(self)
         if self._metrics is not None:

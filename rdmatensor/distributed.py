@@ -42,8 +42,8 @@ def create(options: _DistributedBackendOptions, backend_options: object = None) 
     backend_options: only torch's own exist; anything else is a TypeError.
     Blocks until rank 0 of the group has come; for the process's first group, if the launcher did
     not say whether all ranks share a host, until all have. Bounded by the group's timeout.
-    Raises: ImportError (built for another torch), InvalidArgument (a setting), DistBackendError,
-        DistStoreError.
+    Raises: ImportError (built for another torch), InvalidArgumentError (a setting),
+        DistBackendError, DistStoreError.
     """
     c10d = load_extension()
     if backend_options is not None and not isinstance(backend_options, torch_c10d.Backend.Options):

@@ -29,7 +29,7 @@ from rdmatensor._native.ffi import (
     new_error,
     take,
 )
-from rdmatensor.errors import RANK_UNKNOWN, TransferTimeout
+from rdmatensor.errors import RANK_UNKNOWN, TransferTimeoutError
 from rdmatensor.memory import RemoteRegion, span
 from rdmatensor.slot import SlotSender
 from rdmatensor.transfer import Transfer
@@ -94,7 +94,7 @@ class Blocks:
     ) -> Blocks:
         """Make blocks of one length out of parts of one tensor, without a Python step per block.
 
-        Units: bytes. Raises InvalidArgument if a part leaves src.
+        Units: bytes. Raises InvalidArgumentError if a part leaves src.
         """
         data, len_bytes = span(src, "write_many")
         starts, goals = _offsets(src_offsets_bytes), _offsets(dst_offsets_bytes)
@@ -191,7 +191,7 @@ class Endpoint(Closable):
         self._handle: Handle = core.adopt(Handle("endpoint", ptr, lib.rdt_endpoint_close))
 
     def _ptr(self, call: str) -> CData:
-        """Return the rdt_endpoint *; raises Closed."""
+        """Return the rdt_endpoint *; raises ClosedError."""
         return self._handle.ptr or self._handle.get(call)
 
     @property
@@ -203,8 +203,8 @@ class Endpoint(Closable):
     def wait_ready(self, timeout_s: float | None = None) -> None:
         """Wait until both sides have proved the path.
 
-        Raises: PeerError, AuthenticationError (another secret), VersionMismatch, Mismatch,
-            TransportNotViable, TransferTimeout.
+        Raises: PeerError, AuthenticationError (another secret), VersionMismatchError,
+            MismatchError, TransportNotViableError, TransferTimeoutError.
         """
         err = new_error()
 
@@ -236,8 +236,9 @@ class Endpoint(Closable):
         Units: dst_offset_bytes from the start of dst; notify is 0 to 2**18 - 1, delivered to the
             peer's wait_notify() after the bytes are in place.
         Ownership: src is kept alive, and must not change, until the Transfer is done.
-        Raises: InvalidArgument (not contiguous, or the range leaves dst), Closed, PeerError,
-            StaleRegion (the owner freed dst; on tcp this comes from Transfer.wait()).
+        Raises: InvalidArgumentError (not contiguous, or the range leaves dst), ClosedError,
+            PeerError, StaleRegionError (the owner freed dst; on tcp this comes from
+            Transfer.wait()).
         """
         data, len_bytes = span(src, "write")
         frame = take()
@@ -311,7 +312,7 @@ class Endpoint(Closable):
     def wait_notify(self, timeout_s: float | None = None) -> int:
         """Return the oldest notification of this peer; timeout_s=0 polls once, without waiting.
 
-        Raises: TransferTimeout, PeerError (nothing more can come), Closed.
+        Raises: TransferTimeoutError, PeerError (nothing more can come), ClosedError.
         """
         frame, limit_s = take(), timeout_s_of(timeout_s, self._core.timeout_s, "wait_notify")
         err, out = frame.err, frame.number
@@ -328,7 +329,7 @@ class Endpoint(Closable):
         """Wait once in C, where an unsuccessful poll is EAGAIN; the error names the peer."""
         status: int = lib.rdt_endpoint_wait_notify(self._ptr("wait_notify"), slice_ns, out, err)
         if status == AGAIN:
-            raise TransferTimeout(
+            raise TransferTimeoutError(
                 "RDT_ETIMEDOUT", "wait_notify", f"no notification of {self._peer()} is there yet"
             )
         return status
@@ -348,7 +349,8 @@ class Endpoint(Closable):
             float32; without a shape they are those of the first tensor that is put. They are
             compared when the slot is found: at once if they are given, otherwise at the first
             put().
-        Raises: Mismatch (on both sides), TransferTimeout (no such slot was announced), PeerError.
+        Raises: MismatchError (on both sides), TransferTimeoutError (no such slot was announced),
+            PeerError.
         """
         return SlotSender(self._core, self._ptr, name, shape, dtype, kind, timeout_s)
 

@@ -1,7 +1,7 @@
 """The errors of this package, as exceptions.
 
-Local fault and remote fault are never one class: InvalidArgument is the caller's, PeerError the
-other side's. Each message says what happened, with which values, and what to try.
+Local fault and remote fault are never one class: InvalidArgumentError is the caller's, PeerError
+the other side's. Each message says what happened, with which values, and what to try.
 """
 
 from __future__ import annotations
@@ -29,47 +29,47 @@ class RdmaTensorError(Exception):
         return f"{self.detail} [{self.call}: {self.code}]"
 
 
-class InvalidArgument(RdmaTensorError, ValueError):
+class InvalidArgumentError(RdmaTensorError, ValueError):
     """An argument is wrong; the message names it, with its value."""
 
 
-class OutOfMemory(RdmaTensorError, MemoryError):
+class OutOfMemoryError(RdmaTensorError, MemoryError):
     """A limit on memory was hit; the message has the line that lifts it."""
 
 
-class TransferTimeout(RdmaTensorError, TimeoutError):
+class TransferTimeoutError(RdmaTensorError, TimeoutError):
     """The deadline passed. The operation may still end; its buffers stay in use until then."""
 
 
-class Closed(RdmaTensorError):
+class ClosedError(RdmaTensorError):
     """The object was closed on this side."""
 
 
-class Canceled(RdmaTensorError):
+class CanceledError(RdmaTensorError):
     """The operation was cancelled on this side before it was done."""
 
 
-class Busy(RdmaTensorError):
+class BusyError(RdmaTensorError):
     """The object still has live children or operations in flight."""
 
 
-class NotSupported(RdmaTensorError):
+class NotSupportedError(RdmaTensorError):
     """This path or this build cannot do it."""
 
 
-class TransportNotViable(RdmaTensorError):
+class TransportNotViableError(RdmaTensorError):
     """A transport cannot be used here; the message says why."""
 
 
-class ForkedProcess(RdmaTensorError):
+class ForkedProcessError(RdmaTensorError):
     """Called in a forked child, which must open a Context of its own in a fresh process."""
 
 
-class Mismatch(RdmaTensorError):
+class MismatchError(RdmaTensorError):
     """Both sides disagree on the description of a slot, a message or a collective."""
 
 
-class StaleRegion(RdmaTensorError):
+class StaleRegionError(RdmaTensorError):
     """The remote region was freed by its owner; ask the owner for a new one."""
 
 
@@ -94,7 +94,7 @@ class ProtocolError(PeerError):
     """A peer sent bytes that break the protocol."""
 
 
-class CorruptedData(PeerError):
+class CorruptedDataError(PeerError):
     """Other bytes arrived than were sent; the message names the operation, peer, path and place.
 
     Raised only if RDMATENSOR_VERIFY is set. rank is the peer's; the path, a NIC or memory may be at
@@ -106,12 +106,21 @@ class AuthenticationError(PeerError):
     """A peer could not prove that it knows the job's secret."""
 
 
-class VersionMismatch(PeerError):
+class VersionMismatchError(PeerError):
     """The peer runs another version of the protocol or the library; the message names both."""
 
 
-class PlanMismatch(RuntimeError):
+class PlanMismatchError(RdmaTensorError, RuntimeError):
     """The model is not the one that the plan was made from; the message names the tensor."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("RDT_EMISMATCH", "plan", detail)
+
+    def __str__(self) -> str:
+        return self.detail  # the ranks of a group send it to each other
+
+    def __reduce__(self) -> tuple[type[PlanMismatchError], tuple[str], dict[str, object]]:
+        return type(self), (self.detail,), self.__dict__
 
 
 class InternalError(RdmaTensorError):

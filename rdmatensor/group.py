@@ -1,8 +1,8 @@
 """Groups of ranks: tagged messages and collectives over numpy arrays, without torch.
 
 Every operation returns a Transfer at once; several may be in flight. All members call the same
-collectives in the same order. If they disagree, the member that detects it gets Mismatch with the
-difference, and the others Mismatch or a PeerError with the same text.
+collectives in the same order. If they disagree, the member that detects it gets MismatchError with
+the difference, and the others MismatchError or a PeerError with the same text.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Group(Closable):
         """Receive into a tensor.
 
         A shorter message is legal: Reception.len_bytes and Reception.source report its size and
-        sender. A longer one is Mismatch.
+        sender. A longer one is MismatchError.
 
         Args:
             tensor: The destination, of any shape.
@@ -237,7 +237,7 @@ class Group(Closable):
             What to start in each step. Close it when it is not needed any more.
 
         Raises:
-            Mismatch: Members initialised different ones; the group stays usable.
+            MismatchError: Members initialised different ones; the group stays usable.
             PeerError: A member died or left.
         """
         dtype, shape = memory.describe_tensor(tensor, "all_reduce_init")
@@ -343,7 +343,7 @@ class Group(Closable):
         return self._handle.ptr is None
 
     def close(self) -> None:
-        """Leave the group; what is in flight ends with Canceled. Idempotent."""
+        """Leave the group; what is in flight ends with CanceledError. Idempotent."""
         for made in list(self._persistent):
             made.close()  # one that is open keeps connections, so that peers do not see a leave
         super().close()

@@ -79,8 +79,8 @@ class RemoteRegion:
 
         Raises:
             ProtocolError: The bytes are damaged.
-            VersionMismatch: Another version encoded it.
-            InvalidArgument: `data` has no bytes.
+            VersionMismatchError: Another version encoded it.
+            InvalidArgumentError: `data` has no bytes.
         """
         struct = ffi.new("struct rdt_remote_region *")
         raw = raw_bytes(data, "RemoteRegion.decode", "data", "RemoteRegion.encode()")

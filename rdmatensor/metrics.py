@@ -22,7 +22,7 @@ from typing import Literal, Protocol, cast
 
 from rdmatensor import trace
 from rdmatensor._observe.observed import Observed
-from rdmatensor.errors import Closed, DeviceError, NotSupported
+from rdmatensor.errors import ClosedError, DeviceError, NotSupportedError
 
 ADDRESS = "127.0.0.1"
 _HISTOGRAM = "transfer_seconds"
@@ -102,7 +102,7 @@ def samples(context: Observed, root: Path = Path("/")) -> list[Sample]:
         One sample for each number.
 
     Raises:
-        Closed: The context was closed.
+        ClosedError: The context was closed.
     """
     counters = asdict(context.counters())
     state = context._state()  # describe() would also make the kernel visit each page
@@ -122,7 +122,7 @@ def values(context: Observed) -> dict[str, float]:
     """Return {name: number}, the names as Prometheus writes them, labels included.
 
     Raises:
-        Closed: The context was closed.
+        ClosedError: The context was closed.
     """
     return {sample.full_name: sample.value for sample in samples(context)}
 
@@ -131,8 +131,8 @@ def text(context: Observed) -> str:
     """Return the numbers in Prometheus' text format.
 
     Raises:
-        Closed: The context was closed.
-        NotSupported: prometheus-client is not installed.
+        ClosedError: The context was closed.
+        NotSupportedError: prometheus-client is not installed.
     """
     client = _client()
     return str(client.generate_latest(_registry(client, context)).decode())
@@ -205,7 +205,7 @@ def _client() -> ModuleType:
     try:
         return importlib.import_module("prometheus_client")
     except ImportError as error:
-        raise NotSupported(
+        raise NotSupportedError(
             "RDT_ENOTSUP",
             "metrics",
             f'{error}; install it: pip install "rdmatensor[metrics]", or unset '
@@ -232,7 +232,7 @@ class _Collector:
         families: dict[str, _Family] = {}
         try:
             found = samples(context) if context is not None else []
-        except Closed:  # closed by another thread meanwhile: there is nothing to report
+        except ClosedError:  # closed by another thread meanwhile: there is nothing to report
             found = []
         for sample in found:
             if sample.kind == "histogram":
@@ -286,7 +286,8 @@ class Server:
     def __init__(self, context: Observed, ports: tuple[int, int]) -> None:
         """Take the first port that is free of ports, both ends included.
 
-        Raises: NotSupported (prometheus-client is not installed), DeviceError (no port is free).
+        Raises: NotSupportedError (prometheus-client is not installed), DeviceError (no port is
+            free).
         """
         client = _client()
         registry = _registry(client, context)

@@ -50,8 +50,8 @@ class PersistentCollective(Closable):
             The run in flight.
 
         Raises:
-            Busy: The last start has not ended.
-            Closed: It, its group or its context was closed.
+            BusyError: The last start has not ended.
+            ClosedError: It, its group or its context was closed.
             PeerError: A member died or left, or the group broke.
         """
         self._core.refuse_fork("start")  # a thread of the parent may have had the lock
@@ -100,7 +100,7 @@ class PersistentMessage:
             The message in flight; a Reception for a receive.
 
         Raises:
-            Closed: The group or its context was closed.
+            ClosedError: The group or its context was closed.
             PeerError: The member died or left, or the group broke.
         """
         return self._begin()

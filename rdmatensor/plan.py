@@ -54,9 +54,9 @@ from rdmatensor._plan.model import (
 from rdmatensor._plan.step import Step
 from rdmatensor._record import names, recorder
 from rdmatensor.context import default_context
-from rdmatensor.errors import PlanMismatch
+from rdmatensor.errors import PlanMismatchError
 
-__all__ = ["Described", "PlanMismatch", "PlannedModel", "apply", "recorded"]
+__all__ = ["Described", "PlanMismatchError", "PlannedModel", "apply", "recorded"]
 
 
 def apply(
@@ -94,9 +94,9 @@ def apply(
         The model that trains by the plan.
 
     Raises:
-        PlanMismatch: On all ranks: plans differ, the model is not the plan's, a layer has sparse
-            gradients, or another model's plan sends a parameter; it names the first tensor.
-        InvalidArgument: On all ranks: another strategy, or another number of ranks.
+        PlanMismatchError: On all ranks: plans differ, the model is not the plan's, a layer has
+            sparse gradients, or another model's plan sends a parameter; it names the first tensor.
+        InvalidArgumentError: On all ranks: another strategy, or another number of ranks.
     """
     del choose_again
     return PlannedModel(
@@ -124,7 +124,8 @@ def recorded(group: dist.ProcessGroup | None = None) -> TransferPlan | None:
         The plan, the same on every rank, or None.
 
     Raises:
-        PlanMismatch: The ranks recorded different steps; it names the first tensor that differs.
+        PlanMismatchError: The ranks recorded different steps; it names the first tensor that
+            differs.
         ValueError: The group is another backend's.
         PlanError: A rank's description of its step is damaged, or cannot be part of a plan.
     """
@@ -141,9 +142,9 @@ class PlannedModel:
     A parameter of the plan that a rank did not use counts as zero there. One that no rank used has
     a gradient of zero, or, with find_unused_parameters, none.
     A parameter outside the plan may be frozen or unused. A gradient of it, or a gradient of a
-    planned parameter in another shape, ends the backward pass with PlanMismatch. So does a second
-    gradient in the same pass after the first was sent, for example by reentrant checkpoints that
-    share a parameter. If ranks do not agree on such an error, it ends the group.
+    planned parameter in another shape, ends the backward pass with PlanMismatchError. So does a
+    second gradient in the same pass after the first was sent, for example by reentrant checkpoints
+    that share a parameter. If ranks do not agree on such an error, it ends the group.
     torch.autograd.grad() writes no gradient, and sends nothing.
     """
 
@@ -283,7 +284,7 @@ class PlannedModel:
             return
         try:
             self._buffers.before_training(is_owed=self._owes_buffers)
-        except PlanMismatch as error:
+        except PlanMismatchError as error:
             raise refuse(error, self._group) from None
 
     def _trains(self) -> bool:

@@ -106,9 +106,9 @@ class Slot(Closable):
 
         Use: `with slot.get(timeout_s=5) as t:`; t is a numpy array over the slot's memory, of the
             shape that the sender gave, until the block ends.
-        Raises: TransferTimeout, Mismatch (the sender expects another shape or dtype), PeerError,
-            Busy (two are held already), StaleRegion (the sender of a dynamic slot closed it before
-            this tensor was read), Closed.
+        Raises: TransferTimeoutError, MismatchError (the sender expects another shape or dtype),
+            PeerError, BusyError (two are held already), StaleRegionError (the sender of a dynamic
+            slot closed it before this tensor was read), ClosedError.
         """
         handle, frame = self._handle, take()
         err, view = frame.err, frame.view
@@ -122,8 +122,8 @@ class Slot(Closable):
                 err,
             )
             held = Held(self, self._array_of(view), view.epoch)
-        except errors.StaleRegion as error:
-            raise errors.StaleRegion(
+        except errors.StaleRegionError as error:
+            raise errors.StaleRegionError(
                 error.code,
                 "get",
                 f"the sender closed its side of slot {self.name!r} before this tensor was read: "
@@ -226,8 +226,8 @@ class SlotSender(Closable):
         Ownership: the tensor is kept alive, and must not change, until the Transfer is done: on shm
             mostly at once, for a dynamic slot when the receiver has read it. Wait for it before
             close(), which withdraws what was not read.
-        Raises: TransferTimeout (the receiver released nothing), Mismatch, InvalidArgument (dtype or
-            ndim is not the slot's), PeerError, Closed.
+        Raises: TransferTimeoutError (the receiver released nothing), MismatchError,
+            InvalidArgumentError (dtype or ndim is not the slot's), PeerError, ClosedError.
         """
         dtype, shape = describe_tensor(tensor, "put")
         if self._handle is None:
@@ -245,8 +245,8 @@ class SlotSender(Closable):
                 timeout_s_of(timeout_s, self._core.timeout_s, "put"),
                 err,
             )
-        except errors.StaleRegion as error:  # its memory was freed before its end was noticed
-            raise errors.Closed(
+        except errors.StaleRegionError as error:  # its memory was freed before its end was noticed
+            raise errors.ClosedError(
                 "RDT_ECLOSED", "put", f"the receiver closed slot {self.name!r}: {error.detail}"
             ) from None
         return Transfer(self._core, frame, data, partial(self._operation, len_bytes))
@@ -259,7 +259,7 @@ class SlotSender(Closable):
         Shapes: the slot's, or for a bounded slot any within it. The content is undefined.
         Ownership: yours until post(); do not use the array after it, nor after close(): on shm it
             is the receiver's own memory.
-        Raises: as put(); NotSupported for a dynamic slot (put a tensor instead).
+        Raises: as put(); NotSupportedError for a dynamic slot (put a tensor instead).
         """
         self._ptr("buffer")
         whole = cast("tuple[int, ...]", self.shape)
@@ -268,7 +268,7 @@ class SlotSender(Closable):
         if any(dim > most for dim, most in zip(dims, whole, strict=True)) or (
             self.kind == "static" and dims != whole
         ):
-            raise errors.Mismatch(
+            raise errors.MismatchError(
                 "RDT_EMISMATCH", "buffer", f"slot {self.name!r} has {whole}, not {dims}"
             )
         frame = take()
@@ -315,11 +315,11 @@ class SlotSender(Closable):
     def _check(self, dtype: str, shape: tuple[int, ...], call: str) -> None:
         """Check what C cannot see; it checks the dims."""
         if dtype != self.dtype:
-            raise errors.Mismatch(
+            raise errors.MismatchError(
                 "RDT_EMISMATCH", call, f"slot {self.name!r} has dtype {self.dtype}, not {dtype}"
             )
         if len(shape) != len(cast("tuple[int, ...]", self.shape)):
-            raise errors.Mismatch(
+            raise errors.MismatchError(
                 "RDT_EMISMATCH", call, f"slot {self.name!r} has shape {self.shape}, not {shape}"
             )
 

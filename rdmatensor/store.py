@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 from urllib.parse import quote
 
 from rdmatensor._native.arguments import seconds
-from rdmatensor.errors import InvalidArgument, PeerError, TransferTimeout
+from rdmatensor.errors import InvalidArgumentError, PeerError, TransferTimeoutError
 
 # Polling: a store has no other wait that Ctrl-C can end.
 _POLL_FIRST_S = 0.0005
@@ -64,7 +64,7 @@ class FileStore:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = self._folder.stat()
         if info.st_uid != os.geteuid() or info.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 "RDT_EINVAL",
                 "FileStore",
                 f"{self._folder} must belong to you and be closed to others, since it may hold a "
@@ -87,7 +87,7 @@ class FileStore:
             raise
 
     def get(self, key: str, timeout_s: float = 300.0) -> bytes:
-        """Return the value of a key, waiting for it; raises TransferTimeout."""
+        """Return the value of a key, waiting for it; raises TransferTimeoutError."""
         limit_s = seconds(timeout_s, "FileStore.get")
         wait_for(self, {key: f"key {key!r}"}, limit_s, "FileStore.get")
         return self._file(key).read_bytes()
@@ -161,7 +161,7 @@ class PatientStore:
         """Return what the request returns or raises. look is called periodically meanwhile.
 
         since_s: when the limit began, None: now. A little time is left even after the limit.
-        Raises TransferTimeout. Ctrl-C works at any time.
+        Raises TransferTimeoutError. Ctrl-C works at any time.
         """
         if isinstance(self._store, FileStore):  # does not communicate
             return request(self._store)
@@ -174,7 +174,7 @@ class PatientStore:
             while not is_met(max(0.0, min(_SLICE_S, deadline_s - time.monotonic()))):
                 look()
                 if time.monotonic() >= deadline_s:
-                    raise TransferTimeout(
+                    raise TransferTimeoutError(
                         "RDT_ETIMEDOUT",
                         call,
                         f"the store did not answer within {limit_s:.3f} s: was the process that "
@@ -202,8 +202,8 @@ def wait_for(
     """Wait until all keys are in the store; keys maps each to the process that sets it.
 
     look is called in each round: its exception ends the wait.
-    Raises TransferTimeout with the names of those that set nothing. After 10 s one log line names
-    them too. Ctrl-C works at any time.
+    Raises TransferTimeoutError with the names of those that set nothing. After 10 s one log line
+    names them too. Ctrl-C works at any time.
     """
     start_s = time.monotonic()
     pause_s, has_said = _POLL_FIRST_S, False
@@ -223,7 +223,7 @@ def wait_for(
         if waited_s >= timeout_s or (waited_s >= _PATIENCE_S and not has_said):
             missing = [who for key, who in keys.items() if not is_there([key])]
             if missing and waited_s >= timeout_s:
-                raise TransferTimeout(
+                raise TransferTimeoutError(
                     "RDT_ETIMEDOUT",
                     call,
                     f"nothing from {_listed(missing)} within {timeout_s:.3f} s: did they start, "

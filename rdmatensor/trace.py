@@ -61,9 +61,9 @@ def start(context: Observed, capacity: int = DEFAULT_CAPACITY) -> None:
         capacity: Number of transfers, 1 to 2^24.
 
     Raises:
-        InvalidArgument: It is on already, or the capacity is out of range.
-        OutOfMemory: Memory for the trace is lacking.
-        Closed: The context was closed.
+        InvalidArgumentError: It is on already, or the capacity is out of range.
+        OutOfMemoryError: Memory for the trace is lacking.
+        ClosedError: The context was closed.
     """
     capacity = whole_in(capacity, CAPACITY_MAX, "trace", "capacity")
     err = new_error()
@@ -81,7 +81,7 @@ def events(context: Observed, since: int = 1) -> list[Event]:
         The transfers; empty if start() was not called.
 
     Raises:
-        Closed: The context was closed.
+        ClosedError: The context was closed.
     """
     batch = ffi.new("struct rdt_trace_event[]", _BATCH)
     following = ffi.new("uint64_t *", since)
@@ -158,9 +158,9 @@ def write(context: Observed, path: str | Path, *, beside: str | Path | None = No
         The number of transfers.
 
     Raises:
-        Closed: The context was closed.
+        ClosedError: The context was closed.
         OSError: A file could not be read or written.
-        InvalidArgument: The other trace is not one of torch.profiler's.
+        InvalidArgumentError: The other trace is not one of torch.profiler's.
     """
     found = events(context)
     trace: dict[str, Any] = {"traceEvents": [], "displayTimeUnit": "ns"}
@@ -249,7 +249,7 @@ def _write(path: Path, trace: dict[str, Any]) -> None:
 
 
 def check_folder(folder: str) -> None:
-    """Raise InvalidArgument if a file could not be written at the end.
+    """Raise InvalidArgumentError if a file could not be written at the end.
 
     Called before the context exists: a user must not learn of it after an hour of tracing.
     """
@@ -260,7 +260,7 @@ def check_folder(folder: str) -> None:
 def write_into(folder: str, context: Observed) -> Path:
     """Write FOLDER/rdmatensor-<host>-<pid>.json and return its path; adds "-<uuid>" if it exists.
 
-    Raises: OSError, Closed.
+    Raises: OSError, ClosedError.
     """
     name = f"rdmatensor-{socket.gethostname()}-{os.getpid()}"
     path = Path(folder, f"{name}.json")

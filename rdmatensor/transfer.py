@@ -114,11 +114,11 @@ class Transfer:
         """Return a descriptor for select, poll and event loops: readable once it has ended.
 
         It may also wake for nothing: check `done` then. Do not read from it or close it: the
-        transfer owns it, for its lifetime. Raises Busy if the transfer is awaited already.
+        transfer owns it, for its lifetime. Raises BusyError if the transfer is awaited already.
         """
         if self._bell is None:
             if self._is_hooked:
-                raise errors.Busy(
+                raise errors.BusyError(
                     "RDT_EBUSY", "fileno", f"{self._what()} is awaited: its end is reported there"
                 )
             self._bell = _Bell(self._core)
@@ -136,10 +136,10 @@ class Transfer:
             timeout_s: Seconds from now; None takes the context's deadline.
 
         Raises:
-            TransferTimeout: It is still in flight.
+            TransferTimeoutError: It is still in flight.
             PeerError: The peer died, left or cannot be reached. Any other error that ended the
                 transfer is raised too, and again at each later call.
-            StaleRegion: The owner freed the remote region.
+            StaleRegionError: The owner freed the remote region.
         """
         limit_s = timeout_s_of(timeout_s, self._core.timeout_s, "wait")
         if self._ptr is not None:
@@ -160,14 +160,14 @@ class Transfer:
 
         try:
             self._core.waiters.wait(attempt, "wait", timeout_s, err)
-        except errors.TransferTimeout:
+        except errors.TransferTimeoutError:
             raise self._timed_out(timeout_s) from None
         if self._ptr is not None:  # None: as above, and its error was kept
             self._end(self._test())
 
-    def _timed_out(self, timeout_s: float) -> errors.TransferTimeout:
+    def _timed_out(self, timeout_s: float) -> errors.TransferTimeoutError:
         """Make the exception of a wait that was too short."""
-        return errors.TransferTimeout(
+        return errors.TransferTimeoutError(
             "RDT_ETIMEDOUT",
             "wait",
             f"{self._what()} was not done within {timeout_s:.3f} s and is still in flight: ask "
@@ -205,7 +205,7 @@ class Transfer:
         if status != AGAIN:
             self._end(status)
             return
-        self._error = errors.Closed(
+        self._error = errors.ClosedError(
             "RDT_ECLOSED", self._what(), "the context was closed while it was in flight"
         )
         ptr, self._ptr = self._ptr, None
@@ -286,7 +286,7 @@ class Waker:
         return waker
 
     async def wait(self, transfer: Transfer) -> None:
-        """Return when the transfer has ended; TransferTimeout at the context's deadline."""
+        """Return when the transfer has ended; TransferTimeoutError at the context's deadline."""
         future: asyncio.Future[None] = self._loop.create_future()
         deadline_s = time.monotonic() + self._core.timeout_s
         self._waiting.append((transfer, future, deadline_s))

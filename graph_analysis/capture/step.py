@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from graph_analysis.capture.joint_graph import StepNames, read_joint_graph
 from graph_analysis.capture.node_reader import dtype_name
 from graph_analysis.capture.symbols import InputLeaf
-from graph_analysis.errors import CaptureError, InvalidArgument
+from graph_analysis.errors import ArgumentError, CaptureError
 from graph_analysis.ir import Graph, Loss, Omission, Op, Role, Value
 
 LossFn = Callable[..., torch.Tensor]
@@ -115,7 +115,7 @@ def capture(
     step: that shows the collectives of its graphs.
     """
     if not isinstance(model, nn.Module):
-        raise InvalidArgument(f"model is a {type(model).__name__}, not a torch.nn.Module")
+        raise ArgumentError(f"model is a {type(model).__name__}, not a torch.nn.Module")
     arguments = _arguments(model, example_inputs, dynamic_shapes)
     loss: Loss = "output_sum" if loss_fn is None else "loss_fn"
     try:
@@ -149,7 +149,7 @@ def _arguments(
     """Pair each example input with the name of its argument and its dynamic shape."""
     if not isinstance(example_inputs, (tuple, list)):
         kind = type(example_inputs).__name__
-        raise InvalidArgument(f"example_inputs is a {kind}, not a tuple of model.forward's inputs")
+        raise ArgumentError(f"example_inputs is a {kind}, not a tuple of model.forward's inputs")
     names: list[str] = []
     for parameter in inspect.signature(model.forward).parameters.values():
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
@@ -158,19 +158,19 @@ def _arguments(
         elif parameter.kind is not inspect.Parameter.VAR_KEYWORD:
             names.append(parameter.name)
     if len(example_inputs) > len(names):
-        raise InvalidArgument(f"{len(example_inputs)} inputs, but model.forward takes {names}")
+        raise ArgumentError(f"{len(example_inputs)} inputs, but model.forward takes {names}")
     names = names[: len(example_inputs)]
     if dynamic_shapes is None:
         specs: list[object] = [None] * len(names)
     elif isinstance(dynamic_shapes, Mapping):
         unknown = sorted(set(dynamic_shapes) - set(names))
         if unknown:
-            raise InvalidArgument(f"dynamic_shapes names {unknown}, the inputs are {names}")
+            raise ArgumentError(f"dynamic_shapes names {unknown}, the inputs are {names}")
         specs = [dynamic_shapes.get(name) for name in names]
     else:
         specs = list(dynamic_shapes)
         if len(specs) != len(names):
-            raise InvalidArgument(f"dynamic_shapes has {len(specs)} entries for inputs {names}")
+            raise ArgumentError(f"dynamic_shapes has {len(specs)} entries for inputs {names}")
     triples = zip(names, example_inputs, specs, strict=True)
     return [_Argument(name, value, spec) for name, value, spec in triples]
 
@@ -300,7 +300,7 @@ def _loss(output: object, inputs: tuple[object, ...], loss_fn: LossFn | None) ->
     leaves = pytree.tree_leaves(output)
     floating = [x for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()]
     if not floating:
-        raise InvalidArgument("the model has no floating output to sum up, give a loss_fn")
+        raise ArgumentError("the model has no floating output to sum up, give a loss_fn")
     return torch.stack([x.float().sum() for x in floating]).sum()
 
 
@@ -356,11 +356,11 @@ def check_factory(
 def resize_batch(inputs: tuple[object, ...], batch: int) -> tuple[object, ...]:
     """The inputs with dimension 0 of every tensor made batch long, rows repeated or dropped."""
     if batch < 1:
-        raise InvalidArgument(f"batch of {batch}")
+        raise ArgumentError(f"batch of {batch}")
 
     def resized(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.ndim == 0 or tensor.shape[0] == 0:
-            raise InvalidArgument(f"an input of shape {tuple(tensor.shape)} has no rows to repeat")
+            raise ArgumentError(f"an input of shape {tuple(tensor.shape)} has no rows to repeat")
         return tensor[torch.arange(batch) % tensor.shape[0]]
 
     return tuple(pytree.tree_map_only(torch.Tensor, resized, value) for value in inputs)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from graph_analysis.errors import InvalidArgument
+from graph_analysis.errors import ArgumentError
 from graph_analysis.ir import Crossing, Dim, Graph, Group, Home, Lifetime, Omission, Stay
 from graph_analysis.liveness import storage_roots
 
@@ -57,9 +57,9 @@ class Strategy(Protocol):
 
 
 def require_count(strategy: str, name: str, count: int) -> None:
-    """Raise InvalidArgument unless count is an integer of at least 1."""
+    """Raise ArgumentError unless count is an integer of at least 1."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InvalidArgument(f"{strategy}: {name} {count!r}, must be an integer of 1 or more")
+        raise ArgumentError(f"{strategy}: {name} {count!r}, must be an integer of 1 or more")
 
 
 def forward_op_count(graph: Graph) -> int:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from graph_analysis.errors import InvalidArgument
+from graph_analysis.errors import ArgumentError
 from graph_analysis.ir import Crossing, Graph, Group, Home, Lifetime, Op, Stay
 from graph_analysis.liveness import storage_roots
 from graph_analysis.strategies.base import (
@@ -40,7 +40,7 @@ class GraphCollectives:
                 groups[op.collective.group] = op.collective.ranks
         for name, members in groups.items():
             if not set(members) <= set(ranks):
-                raise InvalidArgument(
+                raise ArgumentError(
                     f"GraphCollectives: group {name} of the graph has the ranks {members}, "
                     f"world_size is {self.world_size}"
                 )
@@ -101,7 +101,7 @@ def _pairs(op: Op) -> list[tuple[str, str]]:
     if op.collective is None:
         return []
     if len(op.inputs) != len(op.outputs):
-        raise InvalidArgument(
+        raise ArgumentError(
             f"{op.name} ({op.target}) takes {len(op.inputs)} and gives {len(op.outputs)} tensors"
         )
     return list(zip(op.inputs, op.outputs, strict=True))

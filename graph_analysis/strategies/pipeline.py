@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from graph_analysis.errors import InvalidArgument
+from graph_analysis.errors import ArgumentError
 from graph_analysis.ir import Crossing, Graph, Group, Home, Lifetime, Omission, Stay, Value
 from graph_analysis.liveness import storage_roots
 from graph_analysis.stages import cut_by_names, cut_in_balance, stage_of_ops
@@ -40,7 +40,7 @@ class Pipeline:
         if isinstance(self.split, tuple) and all(isinstance(name, str) for name in self.split):
             return
         if not isinstance(self.split, int):
-            raise InvalidArgument(
+            raise ArgumentError(
                 f"Pipeline: split {self.split!r} is neither a number nor a tuple of names"
             )
         require_count("Pipeline", "split", self.split)

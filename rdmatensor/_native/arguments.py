@@ -9,7 +9,7 @@ import math
 import operator
 from numbers import Real
 
-from rdmatensor.errors import RANK_UNKNOWN, InvalidArgument
+from rdmatensor.errors import RANK_UNKNOWN, InvalidArgumentError
 
 # A year: longer waits are typing errors, and waiting forever is refused.
 SECONDS_MAX = 365 * 86400.0
@@ -18,9 +18,9 @@ U32_MAX = (1 << 32) - 1
 U64_MAX = (1 << 64) - 1
 
 
-def invalid(call: str, detail: str) -> InvalidArgument:
+def invalid(call: str, detail: str) -> InvalidArgumentError:
     """Make the exception for an argument that the Python side refuses."""
-    return InvalidArgument("RDT_EINVAL", call, detail)
+    return InvalidArgumentError("RDT_EINVAL", call, detail)
 
 
 def seconds(value: object, call: str, name: str = "timeout_s") -> float:

@@ -74,9 +74,9 @@ class Core:
         return os.getpid() != self._pid
 
     def refuse_fork(self, call: str) -> None:
-        """Raise ForkedProcess in a forked child, for calls that C cannot refuse there."""
+        """Raise ForkedProcessError in a forked child, for calls that C cannot refuse there."""
         if self.is_foreign:
-            raise errors.ForkedProcess(
+            raise errors.ForkedProcessError(
                 "RDT_EFORKED",
                 call,
                 "this is a forked child; only its parent may use the context: spawn the process "
@@ -84,9 +84,9 @@ class Core:
             )
 
     def get(self, call: str) -> CData:
-        """Return the rdt_context *; raises Closed."""
+        """Return the rdt_context *; raises ClosedError."""
         if self._ptr is None or self.waiters.is_closing:
-            raise errors.Closed("RDT_ECLOSED", call, "the context was closed")
+            raise errors.ClosedError("RDT_ECLOSED", call, "the context was closed")
         return self._ptr
 
     def adopt(self, handle: Handle) -> Handle:

@@ -42,26 +42,26 @@ RING: CData = ffi.addressof(lib, "rdtpy_ring")
 GIVE_BLOB: CData = ffi.addressof(lib, "rdtpy_give_blob")
 
 _CLASSES: dict[int, type[errors.RdmaTensorError]] = {
-    lib.RDT_EINVAL: errors.InvalidArgument,
-    lib.RDT_ENOMEM: errors.OutOfMemory,
-    lib.RDT_EAGAIN: errors.TransferTimeout,
-    lib.RDT_ETIMEDOUT: errors.TransferTimeout,
-    lib.RDT_ECLOSED: errors.Closed,
+    lib.RDT_EINVAL: errors.InvalidArgumentError,
+    lib.RDT_ENOMEM: errors.OutOfMemoryError,
+    lib.RDT_EAGAIN: errors.TransferTimeoutError,
+    lib.RDT_ETIMEDOUT: errors.TransferTimeoutError,
+    lib.RDT_ECLOSED: errors.ClosedError,
     lib.RDT_EPEER: errors.PeerError,
     lib.RDT_EPROTO: errors.ProtocolError,
     lib.RDT_EAUTH: errors.AuthenticationError,
-    lib.RDT_EVERSION: errors.VersionMismatch,
+    lib.RDT_EVERSION: errors.VersionMismatchError,
     lib.RDT_EDEVICE: errors.DeviceError,
-    lib.RDT_ESTALE: errors.StaleRegion,
-    lib.RDT_ERANGE: errors.InvalidArgument,
-    lib.RDT_EBUSY: errors.Busy,
-    lib.RDT_EFORKED: errors.ForkedProcess,
-    lib.RDT_EMISMATCH: errors.Mismatch,
-    lib.RDT_ENOTSUP: errors.NotSupported,
-    lib.RDT_ECANCELED: errors.Canceled,
-    lib.RDT_ENOTVIABLE: errors.TransportNotViable,
+    lib.RDT_ESTALE: errors.StaleRegionError,
+    lib.RDT_ERANGE: errors.InvalidArgumentError,
+    lib.RDT_EBUSY: errors.BusyError,
+    lib.RDT_EFORKED: errors.ForkedProcessError,
+    lib.RDT_EMISMATCH: errors.MismatchError,
+    lib.RDT_ENOTSUP: errors.NotSupportedError,
+    lib.RDT_ECANCELED: errors.CanceledError,
+    lib.RDT_ENOTVIABLE: errors.TransportNotViableError,
     lib.RDT_EINTERNAL: errors.InternalError,
-    lib.RDT_ECORRUPT: errors.CorruptedData,
+    lib.RDT_ECORRUPT: errors.CorruptedDataError,
 }
 
 # How C's messages begin: rdt_slot_tx_put is "slot_tx_put", rdt_endpoint_write only "write".
@@ -209,7 +209,7 @@ class Waiters:
         self._threads.add(me)
         try:
             if self.is_closing:
-                raise errors.Closed("RDT_ECLOSED", call, "the context was closed")
+                raise errors.ClosedError("RDT_ECLOSED", call, "the context was closed")
             if timeout_s <= SLICE_S:
                 status = attempt(int(timeout_s * 1e9))
             else:
@@ -231,10 +231,12 @@ class Waiters:
             if left_s <= 0:
                 return status
             if self.is_closing:
-                raise errors.Closed("RDT_ECLOSED", call, "the context was closed during the wait")
+                raise errors.ClosedError(
+                    "RDT_ECLOSED", call, "the context was closed during the wait"
+                )
 
     def close(self) -> None:
-        """Make every waiter raise Closed, and return when all others have, or after 2 s."""
+        """Make every waiter raise ClosedError, and return when all others have, or after 2 s."""
         self.is_closing = True
         deadline_s = time.monotonic() + 20 * SLICE_S
         while self._threads - {threading.get_ident()} and time.monotonic() < deadline_s:
@@ -243,7 +245,7 @@ class Waiters:
 
 def _with_whole_time(error: errors.RdmaTensorError, timeout_s: float) -> errors.RdmaTensorError:
     """Replace the length of the last slice, which C reports, by that of the whole wait."""
-    if isinstance(error, errors.TransferTimeout):
+    if isinstance(error, errors.TransferTimeoutError):
         whole = f"within {timeout_s:.3f} s"
         told = re.sub(r"within [0-9.]+ s", whole, error.detail)
         error.detail = told if whole in told else f"{told} ({whole})"
@@ -262,9 +264,9 @@ class Handle:
         self._destroy: Callable[[CData], object] | None = destroy
 
     def get(self, call: str) -> CData:
-        """Return the pointer; raises Closed after close()."""
+        """Return the pointer; raises ClosedError after close()."""
         if self.ptr is None:
-            raise errors.Closed("RDT_ECLOSED", call, f"the {self.name} was closed")
+            raise errors.ClosedError("RDT_ECLOSED", call, f"the {self.name} was closed")
         return self.ptr
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ _PLACEMENT_BYTES = 1 << 16  # enough for any: rdmatensor.h
 
 
 def state_of(core: Core) -> dict[str, object]:
-    """Return the live state; raises Closed, ForkedProcess."""
+    """Return the live state; raises ClosedError, ForkedProcessError."""
     size, needed = 1 << 14, ffi.new("size_t *")
     while True:
         buf = ffi.new("char[]", size)
@@ -28,7 +28,7 @@ def state_of(core: Core) -> dict[str, object]:
 
 
 def placement_of(core: Core) -> dict[str, object]:
-    """Return where the arena's pages are; raises Closed, ForkedProcess.
+    """Return where the arena's pages are; raises ClosedError, ForkedProcessError.
 
     It may take long, and close() waits for it as for a waiting thread.
     """

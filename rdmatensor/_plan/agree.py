@@ -11,7 +11,7 @@ import torch.distributed as dist
 from graph_analysis import TransferPlan, first_difference, plan_from_json, plan_to_json
 from rdmatensor._backend.groups import backend_of
 from rdmatensor._plan.memory import Gradient
-from rdmatensor.errors import InvalidArgument, PlanMismatch
+from rdmatensor.errors import InvalidArgumentError, PlanMismatchError
 
 _REFUSAL = 32767  # the label of a rank that cannot continue
 LABELS = _REFUSAL - 1  # of buckets, from 1
@@ -30,11 +30,11 @@ def check_plan(
     dist.all_gather_object(others, mine, group=group)
     for rank, (_, kind, planned, finds) in enumerate(others):  # each rank checks all
         if finds != others[0][3]:
-            raise PlanMismatch(
+            raise PlanMismatchError(
                 f"find_unused_parameters is {finds} on rank {rank}, {others[0][3]} on rank 0"
             )
         if kind != "data_parallel" or planned != world:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 "RDT_EINVAL",
                 "plan.apply",
                 f"the plan of rank {rank} is for {planned} ranks with strategy {kind}; the group "
@@ -44,7 +44,7 @@ def check_plan(
         return
     other = next(rank for rank, entry in enumerate(others) if entry[0] != others[0][0])
     why = first_difference(_plan_of(other, plan, group), _plan_of(0, plan, group))
-    raise PlanMismatch(
+    raise PlanMismatchError(
         f"the ranks of the group have different plans: here is rank {other}, there rank 0: {why}"
     )
 
@@ -60,8 +60,9 @@ def on_all_ranks(make: Callable[[], Made], group: dist.ProcessGroup) -> Made:
     """Return what make() returns, once it has succeeded on all ranks of the group.
 
     make: does not communicate.
-    Raises: what make() raised here; if it raised on other ranks only, PlanMismatch or RuntimeError
-        with the rank and its message. So no rank goes on to wait for one that has refused.
+    Raises: what make() raised here; if it raised on other ranks only, PlanMismatchError or
+        RuntimeError with the rank and its message. So no rank goes on to wait for one that has
+        refused.
     """
     made: list[Made] = []
     raised: Exception | None = None
@@ -69,7 +70,7 @@ def on_all_ranks(make: Callable[[], Made], group: dist.ProcessGroup) -> Made:
         made.append(make())
     except Exception as error:  # noqa: BLE001 - raised below, when the others know
         raised = error
-    mine = None if raised is None else (isinstance(raised, PlanMismatch), str(raised))
+    mine = None if raised is None else (isinstance(raised, PlanMismatchError), str(raised))
     others: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(others, mine, group=group)
     if raised is not None:
@@ -77,7 +78,7 @@ def on_all_ranks(make: Callable[[], Made], group: dist.ProcessGroup) -> Made:
     for rank, other in enumerate(others):
         if other is not None:
             is_mismatch, words = other
-            raise (PlanMismatch if is_mismatch else RuntimeError)(f"on rank {rank}: {words}")
+            raise (PlanMismatchError if is_mismatch else RuntimeError)(f"on rank {rank}: {words}")
     return made[0]
 
 
@@ -85,7 +86,8 @@ def check_layouts(gradients: Iterable[Gradient], group: dist.ProcessGroup) -> No
     """Compare how the ranks lay out each gradient: they sum bytes in memory order.
 
     Raises:
-        PlanMismatch: Two ranks lay one out differently, for example if one model is channels_last.
+        PlanMismatchError: Two ranks lay one out differently, for example if one model is
+            channels_last.
     """
     mine = {gradient.name: gradient.strides for gradient in gradients}
     others: list[Any] = [None] * dist.get_world_size(group)
@@ -93,7 +95,7 @@ def check_layouts(gradients: Iterable[Gradient], group: dist.ProcessGroup) -> No
     for rank, other in enumerate(others):
         for name, strides in others[0].items():
             if other.get(name) != strides:
-                raise PlanMismatch(
+                raise PlanMismatchError(
                     f"parameter {name} has the strides {other.get(name)} on rank {rank}, "
                     f"{strides} on rank 0"
                 )
@@ -142,7 +144,7 @@ def _real(flat: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(flat) if flat.is_complex() else flat
 
 
-def refuse(error: PlanMismatch, group: dist.ProcessGroup) -> PlanMismatch:
+def refuse(error: PlanMismatchError, group: dist.ProcessGroup) -> PlanMismatchError:
     """Return the error, once the other ranks have refused too, or know of it.
 
     If all ranks refuse at the same point, the group stays usable. If others continue, their next

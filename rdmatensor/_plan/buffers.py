@@ -12,7 +12,7 @@ import torch.distributed as dist
 from graph_analysis import TransferPlan
 from graph_analysis.plan import PlannedBucket, PlannedTensor, gradient_buckets
 from graph_analysis.recording import RecordedTensor
-from rdmatensor.errors import PlanMismatch
+from rdmatensor.errors import PlanMismatchError
 
 # From this size on a pack gains nothing over separate messages: docs/performance.md, "Many small
 # tensors".
@@ -50,7 +50,7 @@ class SentBuffers:
         root: int,
         group: dist.ProcessGroup,
     ) -> None:
-        """Raise PlanMismatch if the model lacks a buffer of the plan, or one has no place.
+        """Raise PlanMismatchError if the model lacks a buffer of the plan, or one has no place.
 
         memory: the plan's, of bytes, in which small buffers are packed.
         root: the global rank whose buffers all ranks get.
@@ -73,8 +73,8 @@ class SentBuffers:
     def _lay_out(self, plan: TransferPlan, memory: torch.Tensor) -> None:
         """Pack by the plan, in its memory of bytes, which is kept until close().
 
-        Raises: PlanMismatch if a gradient is where buffers are packed. A plan may allow that if its
-            buffers need their places for a part of the step only.
+        Raises: PlanMismatchError if a gradient is where buffers are packed. A plan may allow that
+            if its buffers need their places for a part of the step only.
         """
         planned = {tensor.name: tensor for tensor in plan.tensors if tensor.role == "buffer"}
         self._messages: list[_Message] = []
@@ -100,7 +100,7 @@ class SentBuffers:
     def begin_send(self) -> None:
         """Start to send the root's buffers, without blocking. end_send() must follow.
 
-        Raises: PlanMismatch if a buffer is missing or differs; what the group raises.
+        Raises: PlanMismatchError if a buffer is missing or differs; what the group raises.
         """
         found = self._look_up()
         self._works, self._sent, self._is_sent = [], ([], []), False
@@ -139,7 +139,7 @@ class SentBuffers:
     def before_training(self, *, is_owed: bool) -> None:
         """Prepare a training forward pass; collective if the buffers are owed.
 
-        Raises: PlanMismatch if a buffer is missing or differs; what the group raises.
+        Raises: PlanMismatchError if a buffer is missing or differs; what the group raises.
         """
         found = self._look_up()
         if not is_owed or not self._messages:
@@ -162,7 +162,7 @@ class SentBuffers:
 
         shows: use what has arrived, unless the program changed it.
 
-        Raises: PlanMismatch if a buffer is missing or differs.
+        Raises: PlanMismatchError if a buffer is missing or differs.
         """
         found = self._look_up()
         self._is_own = self._is_sent and not self._is_root and self._is_unchanged(found)
@@ -198,7 +198,7 @@ class SentBuffers:
         self._arrived, self._known = [], []
 
     def _look_up(self) -> list[list[torch.Tensor]]:
-        """Return the tensors, by message; PlanMismatch names one that is missing or differs."""
+        """Return the tensors by message; PlanMismatchError names a missing or different one."""
         if not self._messages:
             return []
         buffers = dict(self._model.named_buffers())
@@ -217,7 +217,7 @@ def _place_of(bucket: PlannedBucket, plan: TransferPlan, memory: torch.Tensor) -
     for other in gradient_buckets(plan):
         first = other.places[0].offset
         if start < first + other.span_bytes and first < end:
-            raise PlanMismatch(
+            raise PlanMismatchError(
                 f"the plan has buffer {bucket.tensors[0]} and gradient {other.tensors[0]} in one "
                 "place, where a gradient may lie when buffers are sent"
             )
@@ -265,10 +265,12 @@ def _size_bytes(planned: PlannedTensor) -> int:
 
 def _checked(wanted: PlannedTensor, buffer: torch.Tensor | None) -> torch.Tensor:
     if buffer is None:
-        raise PlanMismatch(f"the plan has a buffer {wanted.name}, the model has none of that name")
+        raise PlanMismatchError(
+            f"the plan has a buffer {wanted.name}, the model has none of that name"
+        )
     dtype = str(buffer.dtype).removeprefix("torch.")
     if (tuple(buffer.shape), dtype) != (tuple(wanted.shape), wanted.dtype):
-        raise PlanMismatch(
+        raise PlanMismatchError(
             f"the plan's buffer {wanted.name} is {wanted.shape} of {wanted.dtype}, the "
             f"model's is {tuple(buffer.shape)} of {dtype}"
         )

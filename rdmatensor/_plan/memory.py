@@ -14,7 +14,7 @@ from graph_analysis.plan import PlannedTensor, gradient_buckets
 from rdmatensor._backend.extension import load_extension
 from rdmatensor._native.malloc_limits import keep_large_blocks
 from rdmatensor.context import Context
-from rdmatensor.errors import PlanMismatch
+from rdmatensor.errors import PlanMismatchError
 from rdmatensor.torch import empty, has_allocator
 
 
@@ -89,7 +89,7 @@ class GradientMemory:
 
         arrived: called on the backward thread with the number of a gradient that is final, after
             all hooks of the program on that parameter. It must not keep this object alive.
-        Raises: PlanMismatch (the model lacks a parameter of the plan, or has another one).
+        Raises: PlanMismatchError (the model lacks a parameter of the plan, or has another one).
         """
         self.counts = Counts()
         # Under data parallelism all ranks have the same arena.
@@ -198,14 +198,14 @@ class GradientMemory:
         If the program, or autograd, holds the gradient too, it stays where it is.
 
         Raises:
-            PlanMismatch: The gradient is sparse.
+            PlanMismatchError: The gradient is sparse.
         """
         found = self._watched.look(gradient.number)
         if not found & self._exists:  # a hook of the program has taken it
             self.fill(gradient)
             return
         if not found & self._strided:
-            raise PlanMismatch(
+            raise PlanMismatchError(
                 f"the gradient of {gradient.name} is sparse, which a plan does not send: make the "
                 "layer with sparse=False, or train with DistributedDataParallel"
             )
@@ -262,7 +262,7 @@ class GradientMemory:
         if flat is bucket.flat:
             written = self._watched.let_go(bucket.number)
             if written:
-                raise PlanMismatch(
+                raise PlanMismatchError(
                     f"the gradient of {self.numbered[written[0]].name} was written by the program, "
                     "for example by a hook of another parameter, while its sum was on its way: "
                     "change a gradient in a hook of its own parameter, or after backward()"
@@ -338,18 +338,20 @@ def grad_of(gradient: Gradient) -> torch.Tensor:
 def check_gradient(
     planned: PlannedTensor, parameters: Mapping[str, torch.nn.Parameter]
 ) -> torch.nn.Parameter:
-    """Return the parameter of a planned gradient; PlanMismatch if it does not match the plan."""
+    """Return the parameter of a planned gradient; PlanMismatchError if it differs."""
     parameter = parameters.get(planned.parameter or planned.name)
     wants = f"{planned.shape} of {planned.dtype}"
     if parameter is None:
-        raise PlanMismatch(
+        raise PlanMismatchError(
             f"the plan has a gradient of {planned.parameter} ({wants}), the model no such parameter"
         )
     found = f"{tuple(parameter.shape)} of {str(parameter.dtype).removeprefix('torch.')}"
     if found != wants:
-        raise PlanMismatch(f"the plan's {planned.parameter} is {wants}, the model's is {found}")
+        raise PlanMismatchError(
+            f"the plan's {planned.parameter} is {wants}, the model's is {found}"
+        )
     if not parameter.requires_grad:
-        raise PlanMismatch(
+        raise PlanMismatchError(
             f"the plan has a gradient of {planned.parameter}, which is frozen in the model"
         )
     return parameter

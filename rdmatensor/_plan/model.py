@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from rdmatensor._plan.memory import Gradient
-from rdmatensor.errors import PlanMismatch
+from rdmatensor.errors import PlanMismatchError
 
 _AGAIN = "analyze the model and apply the plan again"
 # The plan of each parameter that has one.
@@ -93,13 +93,13 @@ def claim(plan: Planned, gradients: Iterable[Gradient]) -> None:
     """Register the plan as the one of these parameters.
 
     Raises:
-        PlanMismatch: One has a plan already, for example if two models share a layer: both would
-            send it.
+        PlanMismatchError: One has a plan already, for example if two models share a layer: both
+            would send it.
     """
     gradients = list(gradients)
     for gradient in gradients:
         if plan_of(gradient.parameter) is not None:
-            raise PlanMismatch(
+            raise PlanMismatchError(
                 f"parameter {gradient.name} has the plan of another model, which shares it: "
                 "close() that one first, or plan one model that has both as its parts"
             )
@@ -115,13 +115,13 @@ def unclaim(plan: Planned, gradients: Iterable[Gradient]) -> None:
 
 
 def check_not_sparse(model: torch.nn.Module) -> None:
-    """Raise PlanMismatch for a layer that declares its gradient sparse."""
+    """Raise PlanMismatchError for a layer that declares its gradient sparse."""
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) is not True:
             continue
         weight = getattr(module, "weight", None)
         if isinstance(weight, torch.Tensor) and weight.requires_grad:
-            raise PlanMismatch(
+            raise PlanMismatchError(
                 f"{name or 'the model'} is made with sparse=True: sparse gradients are not "
                 "planned. Make it with sparse=False, or train with DistributedDataParallel"
             )
@@ -151,7 +151,7 @@ class ModelCheck:
         ]
 
     def check(self, *, is_sending: bool) -> None:
-        """Raise PlanMismatch if a parameter is trained but not planned.
+        """Raise PlanMismatchError if a parameter is trained but not planned.
 
         In a pass that sends gradients, also if one is planned but not trained.
         """
@@ -159,13 +159,13 @@ class ModelCheck:
         for parameter in self._model.parameters():
             present.add(parameter)
             if parameter.requires_grad and parameter not in self._trained:
-                raise PlanMismatch(
+                raise PlanMismatchError(
                     f"parameter {self.name_of(parameter)} is trained now; it was not there, or "
                     f"frozen, when the plan was applied: {_AGAIN}"
                 )
             wanted = self._planned.get(parameter)
             if wanted is not None and wanted != (parameter.shape, parameter.dtype):
-                raise PlanMismatch(
+                raise PlanMismatchError(
                     f"parameter {self.name_of(parameter)} is {tuple(parameter.shape)} of "
                     f"{parameter.dtype} now; the plan has {tuple(wanted[0])} of {wanted[1]}: "
                     f"{_AGAIN}"
@@ -177,9 +177,9 @@ class ModelCheck:
         """Whether no planned parameter is trained now: a backward pass brings no gradient."""
         return not any(parameter.requires_grad for parameter in self._names)
 
-    def unplanned(self, parameter: torch.Tensor) -> PlanMismatch:
+    def unplanned(self, parameter: torch.Tensor) -> PlanMismatchError:
         """Return the error of a parameter whose gradient is in no plan."""
-        return PlanMismatch(
+        return PlanMismatchError(
             f"parameter {self.name_of(parameter)} has a gradient, and none in the plan, whose "
             f"graph did not use it: {_AGAIN}, with inputs for which it is used"
         )
@@ -188,11 +188,11 @@ class ModelCheck:
         """Refuse planned parameters without a gradient: optimizers would act on zeros."""
         for parameter, name in self._names.items():
             if parameter not in present:
-                raise PlanMismatch(
+                raise PlanMismatchError(
                     f"parameter {name} of the plan is not in the model any more: {_AGAIN}"
                 )
             if not parameter.requires_grad:
-                raise PlanMismatch(
+                raise PlanMismatchError(
                     f"parameter {name} is frozen now; it was trained when the plan was applied: "
                     f"{_AGAIN}"
                 )

@@ -16,7 +16,7 @@ from rdmatensor._plan.buffers import SentBuffers
 from rdmatensor._plan.costs import Costs
 from rdmatensor._plan.memory import Bucket, Gradient, GradientMemory
 from rdmatensor._plan.model import ModelCheck
-from rdmatensor.errors import PlanMismatch
+from rdmatensor.errors import PlanMismatchError
 
 _PASSES = 8  # passes that labels distinguish: a rank that raised is one or two passes off
 _applied: Counter[int] = Counter()  # number of plans applied to each group so far
@@ -102,7 +102,7 @@ class Step:
         self._filled.clear()
         self._memory.forget()
 
-    def refuse(self, error: PlanMismatch) -> NoReturn:
+    def refuse(self, error: PlanMismatchError) -> NoReturn:
         """Raise the error; if this pass sends, the other ranks fail too."""
         raise refuse(error, self._group) if self._sends else error
 
@@ -120,7 +120,7 @@ class Step:
             Whether it began now.
 
         Raises:
-            PlanMismatch: The model does not match the plan any more.
+            PlanMismatchError: The model does not match the plan any more.
         """
         if self._running is not None:
             return False
@@ -132,7 +132,7 @@ class Step:
         self._next_bucket = 0
         try:
             self._check.check(is_sending=self._sends)
-        except PlanMismatch as error:
+        except PlanMismatchError as error:
             self._has_raised = True
             self.refuse(error)
         for bucket in self._memory.buckets:
@@ -164,21 +164,21 @@ class Step:
             self.refuse(self._too_late(gradient))
         try:
             self._memory.settle(gradient)
-        except PlanMismatch as error:
+        except PlanMismatchError as error:
             self.refuse(error)
         bucket.waiting.discard(gradient)
         self._filled.discard(number)
         if self._sends:
             self._send_ready()
 
-    def _too_late(self, gradient: Gradient) -> PlanMismatch:
+    def _too_late(self, gradient: Gradient) -> PlanMismatchError:
         if gradient.number in self._left_out:
-            return PlanMismatch(
+            return PlanMismatchError(
                 f"parameter {gradient.name} had a gradient after its bucket had left: no output of "
                 "the model leads to it, which find_unused_parameters=True takes for unused; let "
                 "the model return what the loss uses"
             )
-        return PlanMismatch(
+        return PlanMismatchError(
             f"parameter {gradient.name} had a gradient again, in the same backward pass, "
             "after its first one had left, as where reentrant checkpoints share it: "
             "use_reentrant=False adds them up before"
@@ -226,7 +226,7 @@ class Step:
         self._send_ready()
         try:
             self._buffers.begin_send()
-        except PlanMismatch as error:
+        except PlanMismatchError as error:
             self.refuse(error)
         if self.finds_unused:
             self._leave_unused(is_absent)
@@ -258,6 +258,6 @@ class Step:
                 work.wait()
                 try:
                     self._memory.arrived(bucket, flat)
-                except PlanMismatch as error:
+                except PlanMismatchError as error:
                     self.refuse(error)
                 del self._flying[0]

@@ -25,7 +25,7 @@ from graph_analysis.recording import (
 )
 from rdmatensor._backend.groups import BackendPart
 from rdmatensor._record.names import Names, name_of
-from rdmatensor.errors import PlanMismatch
+from rdmatensor.errors import PlanMismatchError
 
 _SEND, _RECEIVE, _MARK = 101, 102, 100  # csrc/c10d/record/recorder.hpp
 _ANY = 0xFFFFFFFF
@@ -91,7 +91,7 @@ def recorded(backend: BackendPart) -> TransferPlan | None:
 
 
 def plan_of(texts: list[str]) -> TransferPlan:
-    """Return the plan of all ranks' recordings; PlanMismatch names the first difference.
+    """Return the plan of all ranks' recordings; PlanMismatchError names the first difference.
 
     PlanError: a text is not a recording, or the steps are not parts of one.
     """
@@ -99,7 +99,7 @@ def plan_of(texts: list[str]) -> TransferPlan:
     recordings = [read[text] for text in texts]
     why = recorded_difference(recordings)
     if why is not None:
-        raise PlanMismatch(f"the ranks recorded different steps: {why}")
+        raise PlanMismatchError(f"the ranks recorded different steps: {why}")
     return record_plan(recordings)
 
 

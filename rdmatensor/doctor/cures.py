@@ -6,14 +6,14 @@ import re
 
 from rdmatensor.errors import (
     AuthenticationError,
-    Mismatch,
-    OutOfMemory,
+    MismatchError,
+    OutOfMemoryError,
     PeerError,
     ProtocolError,
     RdmaTensorError,
-    TransferTimeout,
-    TransportNotViable,
-    VersionMismatch,
+    TransferTimeoutError,
+    TransportNotViableError,
+    VersionMismatchError,
 )
 
 ALONE = "`rdmatensor doctor --alone` looks at this host only"
@@ -22,13 +22,16 @@ _VARIABLE = re.compile(r"RDMATENSOR_[A-Z_]*[A-Z]")
 # The first match applies.
 _CURES: tuple[tuple[type[RdmaTensorError], str], ...] = (
     (AuthenticationError, "set the same RDMATENSOR_SECRET or RDMATENSOR_SECRET_FILE on every host"),
-    (VersionMismatch, "install the same version of rdmatensor on every host"),
+    (VersionMismatchError, "install the same version of rdmatensor on every host"),
     (ProtocolError, "install the same version of rdmatensor on every host"),
     (PeerError, "look at what the doctor of that rank printed, and at the network between"),
-    (TransferTimeout, f"start the doctor on every host, and look at the firewalls; {ALONE}"),
-    (TransportNotViable, "unset RDMATENSOR_TRANSPORT, or mend what the text says is in the way"),
-    (Mismatch, "give every host the same settings"),
-    (OutOfMemory, "lift the limit that the text names"),
+    (TransferTimeoutError, f"start the doctor on every host, and look at the firewalls; {ALONE}"),
+    (
+        TransportNotViableError,
+        "unset RDMATENSOR_TRANSPORT, or mend what the text says is in the way",
+    ),
+    (MismatchError, "give every host the same settings"),
+    (OutOfMemoryError, "lift the limit that the text names"),
 )
 
 

@@ -28,7 +28,7 @@ class Words:
     """The messages of one run, as one of its ranks sees them. A context manager.
 
     job: a name that no job and no other run has. secret: shared by all who can read the store.
-    Raises: TransferTimeout (names the missing ranks), PeerError (the store is gone).
+    Raises: TransferTimeoutError (names the missing ranks), PeerError (the store is gone).
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout_s: float) -> None:

@@ -72,13 +72,13 @@ def forks(world: World) -> None:
         kept[:] = 3  # shared memory: the parent sees it, as documented
         try:
             world.context.empty(10)
-        except rdmatensor.ForkedProcess:
+        except rdmatensor.ForkedProcessError:
             pass
         else:
             os._exit(1)
         try:
             other.write(np.zeros(2), region)
-        except rdmatensor.ForkedProcess:
+        except rdmatensor.ForkedProcessError:
             pass
         else:
             os._exit(2)

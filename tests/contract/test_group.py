@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from rdmatensor import (
-    Closed,
+    ClosedError,
     Context,
     FileStore,
     Group,
-    InvalidArgument,
-    Mismatch,
+    InvalidArgumentError,
+    MismatchError,
     PeerError,
     RdmaTensorError,
     Settings,
@@ -141,7 +141,7 @@ def test_groups_of_some_ranks_are_made_again_and_again(
                     assert (news == members[0]).all()
                     some.barrier().wait(10)
         for wrong in ([5], [0, 0, 1, 2], [rank for rank in range(SIZE) if rank != world.rank]):
-            with pytest.raises(InvalidArgument):
+            with pytest.raises(InvalidArgumentError):
                 world.group("wrong", wrong)
 
     run(work)
@@ -158,7 +158,7 @@ def test_disagreement_is_told(run: Callable[[Work], list[object]]) -> None:
         pytest.fail(f"rank {group.rank} was told nothing")
 
     errors = run(work)
-    assert any(isinstance(error, Mismatch) for error in errors)
+    assert any(isinstance(error, MismatchError) for error in errors)
     for error in errors:  # who did not see it was told by who did
         said = str(error)
         assert re.search(r"all_reduce \(sum\) of 10[01] float32", said)
@@ -179,11 +179,11 @@ def test_arguments_that_are_refused(run: Callable[[Work], list[object]]) -> None
             lambda: group.all_reduce(np.ones((4, 4), np.float32)[:, ::2]),
             lambda: group.send(ones, SIZE),
         ]
-        with pytest.raises(InvalidArgument) as caught:
+        with pytest.raises(InvalidArgumentError) as caught:
             group.all_reduce(ones, "band")
         assert str(caught.value) == "band is not defined for float32 [all_reduce: RDT_EINVAL]"
         for call in calls:
-            with pytest.raises(InvalidArgument):
+            with pytest.raises(InvalidArgumentError):
                 call()
 
     run(work)
@@ -216,7 +216,7 @@ def test_persistent_collectives(
                 assert (block == rank + step * last).all()
                 broadcast.start().wait()
                 assert (sent == last * 10 + step).all()
-        with pytest.raises(Closed):
+        with pytest.raises(ClosedError):
             all_reduce.start()
 
     run(work)
@@ -242,7 +242,7 @@ def test_members_that_initialise_different_ones_learn_it(
 ) -> None:
     def work(group: Group) -> None:
         tensor = np.ones(5 if group.rank == 1 else 4, np.float32)
-        with pytest.raises(Mismatch, match=r"all_reduce \(sum\) of"):
+        with pytest.raises(MismatchError, match=r"all_reduce \(sum\) of"):
             group.all_reduce_init(tensor)
         group.barrier().wait()
 
@@ -279,7 +279,7 @@ def test_members_that_start_different_ones(run: Callable[[Work], list[object]], 
             first.start().wait()
             second.start().wait()
 
-        with pytest.raises((Mismatch, PeerError), match=r"the persistent \(number"):
+        with pytest.raises((MismatchError, PeerError), match=r"the persistent \(number"):
             start()
         for one in both:
             one.close()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from pairs import Pair
 
-from rdmatensor import Closed, Transfer, TransferTimeout
+from rdmatensor import ClosedError, Transfer, TransferTimeoutError
 
 FULL = np.arange(32, dtype=np.float32).reshape(4, 8)
 
@@ -133,10 +133,10 @@ def test_an_error_of_a_wait_keeps_its_own_words(pair: Pair) -> None:
             sender.put(tensor, timeout_s=5).wait()
 
         def handler() -> None:
-            with pytest.raises(TransferTimeout, match="'o'"):
+            with pytest.raises(TransferTimeoutError, match="'o'"):
                 other_out.put(tensor, timeout_s=0.05)
 
-        with signal_soon(handler), pytest.raises(TransferTimeout, match="'s'"):
+        with signal_soon(handler), pytest.raises(TransferTimeoutError, match="'s'"):
             out.put(tensor, timeout_s=0.35)
 
 
@@ -148,13 +148,13 @@ def test_a_handler_that_closes_the_slot_ends_its_put(pair: Pair) -> None:
         tensor = np.zeros(4, np.float32)
         for _ in range(2):
             out.put(tensor, timeout_s=5).wait()
-        with signal_soon(out.close), pytest.raises(Closed):
+        with signal_soon(out.close), pytest.raises(ClosedError):
             out.put(tensor, timeout_s=5)
 
 
 def test_a_handler_that_closes_the_slot_ends_its_get(pair: Pair) -> None:
     slot = pair.right.slot("s", 4, src=pair.to_left)
-    with signal_soon(slot.close), pytest.raises(Closed):
+    with signal_soon(slot.close), pytest.raises(ClosedError):
         slot.get(timeout_s=5)
 
 

@@ -14,18 +14,18 @@ import pytest
 from pairs import Pair
 
 from rdmatensor import (
-    Closed,
+    ClosedError,
     Context,
     DeviceError,
     FileStore,
-    InvalidArgument,
-    Mismatch,
-    OutOfMemory,
+    InvalidArgumentError,
+    MismatchError,
+    OutOfMemoryError,
     PeerError,
     RemoteRegion,
     Settings,
-    StaleRegion,
-    TransferTimeout,
+    StaleRegionError,
+    TransferTimeoutError,
     World,
     join,
 )
@@ -56,7 +56,9 @@ def test_a_target_that_is_no_region_is_named(pair: Pair) -> None:
             lambda target: pair.to_right.read(bytearray(1), target),
             lambda target: pair.to_right.notify(1, target),
         ):
-            with pytest.raises(InvalidArgument, match=rf"RemoteRegion.*export\(\).* got {kind} "):
+            with pytest.raises(
+                InvalidArgumentError, match=rf"RemoteRegion.*export\(\).* got {kind} "
+            ):
                 call(wrong)
     region.close()
 
@@ -64,12 +66,14 @@ def test_a_target_that_is_no_region_is_named(pair: Pair) -> None:
 def test_blocks_that_are_no_pairs_are_told_the_form(pair: Pair) -> None:
     remote = pair.right.export(pair.right.zeros(64))
     for blocks in (np.ones((3, 3)), [1, 2], [(b"x",)], 7):
-        with pytest.raises(InvalidArgument, match=r"pairs \(tensor, dst_offset_bytes\)"):
+        with pytest.raises(InvalidArgumentError, match=r"pairs \(tensor, dst_offset_bytes\)"):
             pair.to_right.write_many(blocks, remote)  # type: ignore[arg-type]
 
 
 def test_a_look_that_finds_nothing_says_so(pair: Pair) -> None:
-    with pytest.raises(TransferTimeout, match="no notification of rank 1 is there yet") as caught:
+    with pytest.raises(
+        TransferTimeoutError, match="no notification of rank 1 is there yet"
+    ) as caught:
         pair.to_right.wait_notify(timeout_s=0)
     assert caught.value.code == "RDT_ETIMEDOUT"
 
@@ -78,7 +82,7 @@ def test_a_put_that_is_no_tensor_is_refused_as_by_write(pair: Pair) -> None:
     with (
         pair.right.slot("s", 4, src=pair.to_left),
         pair.to_right.slot("s", 4, "float32") as sender,
-        pytest.raises(InvalidArgument, match="list is not a tensor"),
+        pytest.raises(InvalidArgumentError, match="list is not a tensor"),
     ):
         sender.put([1.0])  # type: ignore[arg-type]
 
@@ -87,11 +91,11 @@ def test_a_sender_that_leaves_before_a_dynamic_tensor_is_read_is_blamed(pair: Pa
     with pair.right.slot("late", (4,), src=pair.to_left, kind="dynamic") as slot:
         with pair.to_right.slot("late", (4,), "float32", kind="dynamic") as sender:
             transfer = sender.put(np.ones(4, np.float32))
-        with pytest.raises(Closed, match="slot 'late' was closed"):
+        with pytest.raises(ClosedError, match="slot 'late' was closed"):
             transfer.wait()
-        with pytest.raises(StaleRegion, match=r"sender .*slot 'late'.*before .* wait\(\)"):
+        with pytest.raises(StaleRegionError, match=r"sender .*slot 'late'.*before .* wait\(\)"):
             slot.get()
-        with pytest.raises(TransferTimeout):
+        with pytest.raises(TransferTimeoutError):
             slot.get(timeout_s=0.05)  # it is told once
         with pair.to_right.slot("late", (4,), "float32", kind="dynamic") as sender:
             for value in range(5):  # and the slot goes on, with both its buffers
@@ -108,9 +112,9 @@ def test_what_is_held_stays_when_the_next_was_taken_back(pair: Pair) -> None:
             first = slot.get()
             taken_back = sender.put(np.full(4, 8, np.float32))
         for transfer in (held, taken_back):
-            with pytest.raises(Closed):
+            with pytest.raises(ClosedError):
                 transfer.wait()
-        with pytest.raises(StaleRegion):
+        with pytest.raises(StaleRegionError):
             slot.get()
         with first as tensor:
             assert tensor.tolist() == [7] * 4
@@ -145,7 +149,7 @@ def test_a_time_that_is_none_is_refused_by_its_name(pair: Pair, wrong: float) ->
             lambda: sender.buffer(timeout_s=wrong),
             lambda: pair.left.connect(pair.right.blob, timeout_s=wrong),
         ):
-            with pytest.raises(InvalidArgument, match=rf"timeout_s=.* is .*{reason}"):
+            with pytest.raises(InvalidArgumentError, match=rf"timeout_s=.* is .*{reason}"):
                 call()
 
 
@@ -158,7 +162,7 @@ def test_a_rank_that_is_no_number_is_refused(world: World, wrong: int) -> None:
         lambda: world.context.connect(world.context.blob, rank=wrong),
         lambda: world.context.add_job("another", b"secret", rank=wrong),
     ):
-        with pytest.raises(InvalidArgument, match=r"rank=.* is a .*, not a whole number"):
+        with pytest.raises(InvalidArgumentError, match=r"rank=.* is a .*, not a whole number"):
             call()
     with world.group("alone", [0]) as group:
         for of_group, name in (
@@ -166,7 +170,9 @@ def test_a_rank_that_is_no_number_is_refused(world: World, wrong: int) -> None:
             (lambda: group.recv(bytearray(1), wrong), "src"),
             (lambda: group.broadcast(bytearray(1), wrong), "root"),
         ):
-            with pytest.raises(InvalidArgument, match=rf"{name}=.* is a .*, not a whole number"):
+            with pytest.raises(
+                InvalidArgumentError, match=rf"{name}=.* is a .*, not a whole number"
+            ):
                 of_group()
 
 
@@ -199,7 +205,7 @@ def test_numbers_that_no_c_type_holds_are_named(pair: Pair, world: World) -> Non
             calls.append(("src", lambda v=member: group.recv(bytearray(1), v)))
             calls.append(("root", lambda v=member: group.broadcast(bytearray(1), v)))
         for name, call in calls:
-            with pytest.raises(InvalidArgument, match=rf"^{name}=\S+ is "):
+            with pytest.raises(InvalidArgumentError, match=rf"^{name}=\S+ is "):
                 call()
 
 
@@ -213,7 +219,7 @@ def test_what_is_no_bytes_and_no_text_is_named(pair: Pair) -> None:
         ("name", lambda: pair.left.slot(5, 4, src=pair.to_right)),  # type: ignore[arg-type]
         ("settings", lambda: Context("tcp")),  # type: ignore[arg-type]
     ):
-        with pytest.raises(InvalidArgument, match=rf"^{name}\b.* (is a|has a) "):
+        with pytest.raises(InvalidArgumentError, match=rf"^{name}\b.* (is a|has a) "):
             call()
     remote = pair.right.export(pair.right.zeros(4))
     assert RemoteRegion.decode(bytearray(remote.encode())) == remote
@@ -222,10 +228,10 @@ def test_what_is_no_bytes_and_no_text_is_named(pair: Pair) -> None:
 def test_join_is_told_what_a_store_is(settings: Settings, tmp_path: Path) -> None:
     with Context(settings) as context:
         for wrong in (None, "rendezvous"):
-            with pytest.raises(InvalidArgument, match=r"FileStore\(path\)"):
+            with pytest.raises(InvalidArgumentError, match=r"FileStore\(path\)"):
                 join(wrong, 0, 2, context=context)  # type: ignore[arg-type]
         for size in (0, -1):
-            with pytest.raises(InvalidArgument, match=f"size {size} is not 1 or more"):
+            with pytest.raises(InvalidArgumentError, match=f"size {size} is not 1 or more"):
                 join(FileStore(tmp_path), 0, size, context=context)
 
 
@@ -256,9 +262,9 @@ def test_the_word_of_a_rank_that_left_is_raised_wherever_it_is_waited_for(
 def test_a_sender_is_an_endpoint_or_a_rank(pair: Pair, world: World) -> None:
     for context in (pair.right, world.context):
         for wrong in ("e", 1.0, None, True):
-            with pytest.raises(InvalidArgument, match=r"neither an Endpoint nor, .* a rank"):
+            with pytest.raises(InvalidArgumentError, match=r"neither an Endpoint nor, .* a rank"):
                 context.slot("s", 4, src=wrong)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match=r"only join\(\)"):
+    with pytest.raises(InvalidArgumentError, match=r"only join\(\)"):
         pair.right.slot("s", 4, src=0)
 
 
@@ -271,7 +277,7 @@ def test_no_dtype_is_float32_everywhere(pair: Pair) -> None:
         sender.put(np.ones(4, np.float32))
         with slot.get(timeout_s=5) as got:
             assert got.dtype == np.float32
-    with pytest.raises(InvalidArgument, match="give a shape with the dtype"):
+    with pytest.raises(InvalidArgumentError, match="give a shape with the dtype"):
         pair.to_right.slot("t", dtype="float32")
 
 
@@ -279,7 +285,9 @@ def test_a_tensor_of_another_shape_is_told_both(pair: Pair) -> None:
     with (
         pair.right.slot("d", 4, src=pair.to_left),
         pair.to_right.slot("d", 4) as sender,
-        pytest.raises(Mismatch, match=r"^dimension 0 of slot 'd': the slot has 4, the tensor 8"),
+        pytest.raises(
+            MismatchError, match=r"^dimension 0 of slot 'd': the slot has 4, the tensor 8"
+        ),
     ):
         sender.put(np.ones(8, np.float32))
 
@@ -290,7 +298,7 @@ def test_a_tensor_of_another_shape_is_told_both(pair: Pair) -> None:
 def test_the_arena_s_bound_is_told_with_one_that_would_do(settings: Settings) -> None:
     with Context(replace(settings, arena_max_mb=8, arena_mb=4)) as context:
         kept = context.zeros(1 << 20, "uint8")
-        with pytest.raises(OutOfMemory, match="RDMATENSOR_ARENA_MAX_MB=") as caught:
+        with pytest.raises(OutOfMemoryError, match="RDMATENSOR_ARENA_MAX_MB=") as caught:
             context.empty((20 << 20) + 1, "uint8")
         del kept
     enough = int(re.findall(r"RDMATENSOR_ARENA_MAX_MB=(\d+)", str(caught.value))[0])
@@ -319,11 +327,11 @@ def test_addresses_that_are_not_there_are_told_by_their_settings(settings: Setti
         (replace(settings, addr="198.51.100.7"), "RDMATENSOR_LOOPBACK=1 conflict"),
         (replace(settings, ifname="nix0"), "RDMATENSOR_LOOPBACK=1, which may conflict"),
     ):
-        with pytest.raises(InvalidArgument, match=reason):
+        with pytest.raises(InvalidArgumentError, match=reason):
             Context(wrong)
 
 
 def test_numbers_of_numpy_are_ranks(world: World) -> None:
-    with pytest.raises(InvalidArgument, match="rank 5 is not one of the others of 0 to 1"):
+    with pytest.raises(InvalidArgumentError, match="rank 5 is not one of the others of 0 to 1"):
         world[np.int64(5)]
     world.group("alone", [np.int32(0)]).close()  # type: ignore[list-item]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from pairs import Pair, Peer
 
-from rdmatensor import Context, FileStore, Settings, TransferTimeout, join
+from rdmatensor import Context, FileStore, Settings, TransferTimeoutError, join
 
 StartPeer = Callable[..., Peer]
 
@@ -106,7 +106,7 @@ def test_a_forked_child_is_told_to_be_spawned_by_every_call(pair: Pair, tmp_path
     said = (tmp_path / "said").read_text().splitlines()
     assert len(said) == len(calls)
     for name, line in zip(calls, said, strict=True):
-        assert line.startswith(f"{name}: ForkedProcess "), line
+        assert line.startswith(f"{name}: ForkedProcessError "), line
         assert "spawn the process" in line
 
 
@@ -149,7 +149,7 @@ def test_a_peer_with_another_secret_is_refused(start_peer: StartPeer) -> None:
     ]
     said = [peer.says().split()[0] for peer in peers]
     assert "AuthenticationError" in said
-    assert set(said) <= {"AuthenticationError", "TransferTimeout"}
+    assert set(said) <= {"AuthenticationError", "TransferTimeoutError"}
 
 
 def test_who_waits_for_one_that_gave_up_is_told_at_once(start_peer: StartPeer) -> None:
@@ -169,26 +169,30 @@ def test_who_waits_for_one_that_gave_up_is_told_at_once(start_peer: StartPeer) -
 def test_a_secret_on_one_side_only_is_named(start_peer: StartPeer) -> None:
     first = start_peer("idle", 0, 2, RDMATENSOR_SECRET="x")
     second = start_peer("idle", 1, 2)
-    assert second.says().startswith("raised Mismatch rank 0 has RDMATENSOR_SECRET")
-    told = "raised PeerError rank 1 left: Mismatch: rank 0 has RDMATENSOR_SECRET"
+    assert second.says().startswith("raised MismatchError rank 0 has RDMATENSOR_SECRET")
+    told = "raised PeerError rank 1 left: MismatchError: rank 0 has RDMATENSOR_SECRET"
     assert first.says().startswith(told)
 
 
 def test_sizes_that_differ_are_named(start_peer: StartPeer) -> None:
     first = start_peer("idle", 0, 2)
-    assert start_peer("idle", 1, 3).says().startswith("raised Mismatch rank 0 joined a job of 2")
-    assert first.says().startswith("raised PeerError rank 1 left: Mismatch: rank 0 joined a job")
+    assert (
+        start_peer("idle", 1, 3).says().startswith("raised MismatchError rank 0 joined a job of 2")
+    )
+    assert first.says().startswith(
+        "raised PeerError rank 1 left: MismatchError: rank 0 joined a job"
+    )
 
 
 def test_a_rank_that_never_comes_is_named(settings: Settings, tmp_path: Path) -> None:
     with Context(settings) as context:
         store = FileStore(tmp_path / "store")
         with join(store, 0, 3, context=context, timeout_s=0.3) as world:
-            with pytest.raises(TransferTimeout, match=r"nothing from rank 2 within 0\.300 s"):
+            with pytest.raises(TransferTimeoutError, match=r"nothing from rank 2 within 0\.300 s"):
                 world.endpoint(2)
-            with pytest.raises(TransferTimeout, match=r"rank 1, rank 2 within"):
+            with pytest.raises(TransferTimeoutError, match=r"rank 1, rank 2 within"):
                 world.group("g")
-        with pytest.raises(TransferTimeout, match="nothing from rank 0"):
+        with pytest.raises(TransferTimeoutError, match="nothing from rank 0"):
             join(FileStore(tmp_path / "other"), 1, 3, context=context, timeout_s=0.3)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pairs import Pair
 
-from rdmatensor import Closed, InvalidArgument, StaleRegion
+from rdmatensor import ClosedError, InvalidArgumentError, StaleRegionError
 
 
 def test_a_freed_region_is_stale_and_what_follows_it_is_untouched(pair: Pair) -> None:
@@ -21,9 +21,9 @@ def test_a_freed_region_is_stale_and_what_follows_it_is_untouched(pair: Pair) ->
     pair.hear_of_the_end()
     successors = [pair.right.zeros(1000) for _ in range(50)]
     for attempt in range(20):
-        with pytest.raises(StaleRegion, match="freed"):
+        with pytest.raises(StaleRegionError, match="freed"):
             pair.to_right.write(np.full(1000, 9, np.float32), region, notify=attempt).wait()
-        with pytest.raises(StaleRegion):
+        with pytest.raises(StaleRegionError):
             pair.to_right.read(np.zeros(1000, np.float32), region).wait()
     assert not any(successor.any() for successor in successors)
 
@@ -63,9 +63,9 @@ def test_registered_memory_is_written_in_place(pair: Pair) -> None:
         pair.to_right.read(got, region).wait()
         assert (got == mine).all()
     pair.hear_of_the_end()
-    with pytest.raises(StaleRegion):
+    with pytest.raises(StaleRegionError):
         pair.to_right.write(np.zeros(5000), region).wait()
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         registered.export()
     assert (mine == np.arange(5000)).all()
 
@@ -96,9 +96,9 @@ def test_a_registered_bytearray_cannot_be_resized(pair: Pair) -> None:
 def test_what_cannot_be_exported(pair: Pair) -> None:
     array = pair.right.zeros((10, 10))
     for refused in (np.zeros(10), array[2:5], array[:, 1:3], b"literal"):
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgumentError):
             pair.right.export(refused)
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgumentError):
         pair.right.register(b"read only")
     assert pair.right.export(array.reshape(100)) == pair.right.export(array)
 
@@ -109,5 +109,5 @@ def test_zero_size_is_legal_everywhere(pair: Pair) -> None:
     assert region.len_bytes == 0
     pair.to_right.write(np.zeros((0, 4), np.float32), region, notify=5).wait()
     assert pair.to_left.wait_notify(timeout_s=10) == 5
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgumentError):
         pair.to_right.write(b"x", region)

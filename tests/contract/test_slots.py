@@ -10,16 +10,16 @@ import pytest
 from pairs import Pair
 
 from rdmatensor import (
-    Busy,
-    Closed,
-    InvalidArgument,
-    Mismatch,
-    NotSupported,
+    BusyError,
+    ClosedError,
+    InvalidArgumentError,
+    MismatchError,
+    NotSupportedError,
     PeerError,
     RdmaTensorError,
     SlotSender,
-    StaleRegion,
-    TransferTimeout,
+    StaleRegionError,
+    TransferTimeoutError,
 )
 from rdmatensor.types import DTYPE_NAMES
 
@@ -43,14 +43,14 @@ def test_two_puts_go_without_a_get_and_the_third_waits(pair: Pair) -> None:
     ):
         for step in (0.0, 1.0):
             out.put(np.full(2, step, np.float32), timeout_s=5)
-        with pytest.raises(TransferTimeout, match=r"'acts' within 0\.300 s"):
+        with pytest.raises(TransferTimeoutError, match=r"'acts' within 0\.300 s"):
             out.put(np.full(2, 2.0, np.float32), timeout_s=0.3)
         first, second = slot.get(timeout_s=5), slot.get(timeout_s=5)
-        with pytest.raises(Busy):
+        with pytest.raises(BusyError):
             slot.get(timeout_s=0)
         assert (first.array[0], second.array[0]) == (0.0, 1.0)
         second.release()  # out of order: its credit waits for the first's
-        with pytest.raises(TransferTimeout):
+        with pytest.raises(TransferTimeoutError):
             out.put(np.full(2, 2.0, np.float32), timeout_s=0.2)
         assert first.array[0] == 0.0
         first.release()
@@ -71,12 +71,12 @@ def test_a_tensor_born_in_the_slot(pair: Pair) -> None:
             place = out.buffer(timeout_s=5)
             assert (place.shape, place.dtype) == ((100, 7), np.int16)
             place[:] = step
-            with pytest.raises(Busy):
+            with pytest.raises(BusyError):
                 out.buffer(timeout_s=1)
             out.post()
             with slot.get(timeout_s=5) as got:
                 assert (got == step).all()
-        with pytest.raises(InvalidArgument, match="buffer"):
+        with pytest.raises(InvalidArgumentError, match="buffer"):
             out.post()
 
 
@@ -97,9 +97,9 @@ def test_bounded_slot_carries_the_actual_shape(pair: Pair) -> None:
             assert got.shape == (2, 3)
             assert (got == 4).all()
         for wrong in ((17, 8), (16, 9)):
-            with pytest.raises(Mismatch):
+            with pytest.raises(MismatchError):
                 out.put(np.zeros(wrong), timeout_s=1)
-            with pytest.raises(Mismatch):
+            with pytest.raises(MismatchError):
                 out.buffer(wrong, timeout_s=1)
 
 
@@ -119,7 +119,7 @@ def test_dynamic_slot_takes_any_shape(pair: Pair) -> None:
                     assert got.shape == dims
                     assert (got == sent).all()
                 job.result(10)
-        with pytest.raises(NotSupported):
+        with pytest.raises(NotSupportedError):
             out.buffer(timeout_s=1)
 
 
@@ -157,12 +157,12 @@ def test_a_dynamic_put_that_is_taken_back_harms_nobody(pair: Pair) -> None:
         out = pair.to_right.slot("d", (0,), "uint8", kind="dynamic")
         sent = out.put(np.full(64 << 20, 7, np.uint8))
         held = None
-        with contextlib.suppress(TransferTimeout):  # then it is being read now
+        with contextlib.suppress(TransferTimeoutError):  # then it is being read now
             held = slot.get(timeout_s=0.002)
         out.close()
-        with pytest.raises(Closed):
+        with pytest.raises(ClosedError):
             sent.wait(timeout_s=20)  # and its array is unmapped
-        with contextlib.suppress(StaleRegion):
+        with contextlib.suppress(StaleRegionError):
             held = held or slot.get(timeout_s=20)
         if held is not None:
             assert (held.array == 7).all()
@@ -194,9 +194,9 @@ def test_mismatch_is_an_error_on_both_sides(
     pair: Pair, shape: tuple[int, ...], dtype: str, kind: str
 ) -> None:
     with pair.right.slot("m", (4, 4), "float32", src=pair.to_left) as slot:
-        with pytest.raises(Mismatch, match="'m'") as sender:
+        with pytest.raises(MismatchError, match="'m'") as sender:
             pair.to_right.slot("m", shape, dtype, kind=kind, timeout_s=5)  # type: ignore[arg-type]
-        with pytest.raises(Mismatch, match="'m'") as receiver:
+        with pytest.raises(MismatchError, match="'m'") as receiver:
             slot.get(timeout_s=5)
         assert (sender.value.rank, receiver.value.rank) == (1, 0)
 
@@ -206,12 +206,12 @@ def test_the_first_tensor_put_describes_the_slot(pair: Pair) -> None:
         pair.right.slot("m", (4, 4), "float32", src=pair.to_left),
         pair.to_right.slot("m") as out,
     ):
-        with pytest.raises(InvalidArgument, match="shape"):
+        with pytest.raises(InvalidArgumentError, match="shape"):
             out.buffer()
-        with pytest.raises(Mismatch):
+        with pytest.raises(MismatchError):
             out.put(np.zeros((4, 4)), timeout_s=5)  # float64
     for wrong in ({"dtype": "float32"}, {"kind": "bounded"}):
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgumentError):
             pair.to_right.slot("m", **wrong)  # type: ignore[arg-type]
 
 
@@ -221,7 +221,7 @@ def test_a_tensor_of_another_dtype_or_shape_is_refused_later_too(pair: Pair) -> 
         pair.to_right.slot("m", (4,), "float32") as out,
     ):
         for wrong in (np.zeros(4), np.zeros(5, np.float32), np.zeros((2, 2), np.float32)):
-            with pytest.raises(Mismatch):
+            with pytest.raises(MismatchError):
                 out.put(wrong, timeout_s=1)
         out.put(np.ones(4, np.float32))
         with slot.get(timeout_s=5) as got:
@@ -229,7 +229,7 @@ def test_a_tensor_of_another_dtype_or_shape_is_refused_later_too(pair: Pair) -> 
 
 
 def test_a_slot_that_nobody_announces_is_a_time_out_by_name(pair: Pair) -> None:
-    with pytest.raises(TransferTimeout, match=r"'nobody' within 0\.300 s"):
+    with pytest.raises(TransferTimeoutError, match=r"'nobody' within 0\.300 s"):
         pair.to_right.slot("nobody", (1,), "float32", timeout_s=0.3)
 
 
@@ -239,7 +239,7 @@ def test_a_slot_that_is_closed_ends_the_other_side(pair: Pair) -> None:
     out.put(np.ones(4, np.float32)).wait()
     slot.close()
     slot.close()
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         slot.get()
     with pytest.raises(RdmaTensorError, match="'s'"):
         _put_until_refused(out)
@@ -278,19 +278,19 @@ def test_slots_of_one_name_are_apart_by_peer_and_names_are_reused(pair: Pair) ->
 
 @pytest.mark.parametrize("name", ["", "x" * 128, "a\0b"])
 def test_names_that_are_refused(pair: Pair, name: str) -> None:
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgumentError):
         pair.right.slot(name, (1,), src=pair.to_left)
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgumentError):
         pair.to_right.slot(name, (1,), "float32")
 
 
 def test_descriptions_that_are_refused(pair: Pair) -> None:
     for shape in ((1,) * 9, (-1,), (1.5,), (2**62,), (2**40, 2**40)):
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgumentError):
             pair.right.slot("x", shape, src=pair.to_left)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="dtype"):
+    with pytest.raises(InvalidArgumentError, match="dtype"):
         pair.right.slot("x", (1,), "float8", src=pair.to_left)
-    with pytest.raises(InvalidArgument, match="join"):
+    with pytest.raises(InvalidArgumentError, match="join"):
         pair.right.slot("x", (1,), src=0)
 
 

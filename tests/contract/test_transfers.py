@@ -17,7 +17,14 @@ import numpy as np
 import pytest
 from pairs import Pair
 
-from rdmatensor import Closed, Context, RemoteRegion, Settings, StaleRegion, TransferTimeout
+from rdmatensor import (
+    ClosedError,
+    Context,
+    RemoteRegion,
+    Settings,
+    StaleRegionError,
+    TransferTimeoutError,
+)
 
 LARGE = 32 << 20
 
@@ -43,12 +50,12 @@ def test_wait_and_done_say_the_same_again_and_again(pair: Pair) -> None:
 def test_an_error_is_raised_at_each_wait(pair: Pair) -> None:
     region = _stale_region(pair.right)
     pair.hear_of_the_end()
-    with pytest.raises(StaleRegion):
+    with pytest.raises(StaleRegionError):
         pair.to_right.write(b"x", region).wait()
     if pair.to_right.transport == "tcp":  # there the target says so, later
         transfer = pair.to_right.write(b"x", region)
         for _ in range(2):
-            with pytest.raises(StaleRegion):
+            with pytest.raises(StaleRegionError):
                 transfer.wait()
         assert transfer.done
         assert "failed" in repr(transfer)
@@ -58,7 +65,7 @@ def test_a_failed_transfer_that_nobody_looked_at_is_told(pair: Pair) -> None:
     region = _stale_region(pair.right)
     if pair.to_right.transport != "tcp":  # refused when it is posted: nobody can overlook that
         pair.hear_of_the_end()
-        with pytest.raises(StaleRegion):
+        with pytest.raises(StaleRegionError):
             pair.to_right.write(b"x", region)
         return
     array, good = _target(pair.right, 8)
@@ -85,7 +92,7 @@ def test_a_failure_that_was_seen_and_not_asked_for_is_told_too(pair: Pair) -> No
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             if is_asked:
-                with pytest.raises(StaleRegion):
+                with pytest.raises(StaleRegionError):
                     transfer.wait()
             del transfer
             gc.collect()
@@ -127,7 +134,7 @@ def test_await_alone_and_in_numbers(pair: Pair) -> None:
         assert (array[:200_000].reshape(200, 1000) == np.arange(200)[:, None]).all()
         stale = _stale_region(pair.right)
         pair.hear_of_the_end()
-        with pytest.raises(StaleRegion):
+        with pytest.raises(StaleRegionError):
             await pair.to_right.write(b"x", stale)
 
     for _ in range(3):  # each with an event loop of its own
@@ -179,7 +186,7 @@ def test_await_has_the_context_s_deadline(settings: Settings) -> None:
             to_right.slot("d", (0,), "uint8", kind="dynamic") as out,
         ):
             transfer = out.put(np.zeros(10, np.uint8))
-            with pytest.raises(TransferTimeout, match="'d'"):
+            with pytest.raises(TransferTimeoutError, match="'d'"):
                 asyncio.run(_awaited(transfer))
 
 
@@ -195,7 +202,7 @@ def test_the_descriptor_wakes_a_loop_of_the_user_s(pair: Pair) -> None:
         while True:
             assert poller.poll(5000), "nothing rang"
             pair.right.progress()
-            with contextlib.suppress(TransferTimeout):
+            with contextlib.suppress(TransferTimeoutError):
                 assert pair.to_left.wait_notify(timeout_s=0) == step
                 break
             assert time.monotonic() < deadline_s
@@ -229,7 +236,7 @@ def test_a_descriptor_outlives_its_transfer_s_context(pair: Pair) -> None:
     descriptor = transfer.fileno()
     pair.left.close()
     assert select.select([transfer], [], [], 0)[0] == [transfer]
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         transfer.wait()
     out.close()
     slot.close()
@@ -279,7 +286,7 @@ def test_close_makes_a_waiting_thread_raise_closed(pair: Pair) -> None:
     def wait() -> None:
         try:
             pair.to_left.wait_notify()
-        except Closed as error:
+        except ClosedError as error:
             seen.append(error)
 
     thread = threading.Thread(target=wait)
@@ -296,10 +303,10 @@ def test_a_transfer_in_flight_at_close_ends_as_closed(pair: Pair) -> None:
     out = pair.to_right.slot("d", (0,), "uint8", kind="dynamic")
     transfer = out.put(np.zeros(10, np.uint8))
     pair.left.close()
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         transfer.wait()
     for call in (pair.to_right.wait_notify, pair.left.describe, lambda: pair.left.empty(1)):
-        with pytest.raises(Closed):
+        with pytest.raises(ClosedError):
             call()
     out.close()
     slot.close()

@@ -14,11 +14,11 @@ import pytest
 
 from rdmatensor import (
     Context,
-    CorruptedData,
+    CorruptedDataError,
     FileStore,
     Group,
-    InvalidArgument,
-    Mismatch,
+    InvalidArgumentError,
+    MismatchError,
     PeerError,
     Settings,
     join,
@@ -76,7 +76,7 @@ def test_a_message_that_changed_after_it_was_summed(groups: list[Group]) -> None
     got = np.zeros(BYTES, np.uint8)
     send = groups[0].send(sent, 1, tag=12)
     sent[1_500_000] = 1  # which nobody may: it is the library's
-    with pytest.raises(CorruptedData, match=r"bytes 1490944 to 1507327 are others") as caught:
+    with pytest.raises(CorruptedDataError, match=r"bytes 1490944 to 1507327 are others") as caught:
         groups[1].recv(got, 0, tag=12).wait(timeout_s=10)
     assert "the message with tag 12" in str(caught.value)
     assert caught.value.rank == 0
@@ -102,10 +102,10 @@ def test_a_rank_that_does_not_verify_is_refused(checked: Settings) -> None:
         left.add_job(rank=0)
         right.add_job(rank=1)
         for context, blob, rank in ((left, right.blob, 1), (right, left.blob, 0)):
-            with pytest.raises(Mismatch, match="rank 0 sums its payload and rank 1 does not"):
+            with pytest.raises(MismatchError, match="rank 0 sums its payload and rank 1 does not"):
                 context.connect(blob, rank=rank)
 
 
 def test_another_sum_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match=r"it must be one of off, crc32c"):
+    with pytest.raises(InvalidArgumentError, match=r"it must be one of off, crc32c"):
         Settings(verify="md5")  # type: ignore[arg-type]

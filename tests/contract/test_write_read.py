@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pairs import Pair
 
-from rdmatensor import Blocks, InvalidArgument, TransferTimeout
+from rdmatensor import Blocks, InvalidArgumentError, TransferTimeoutError
 
 SIZES = [0, 1, 7, 64, 4096, 65_537, 3_000_001]
 
@@ -81,7 +81,7 @@ def test_write_many_is_one_notification_for_all_blocks(pair: Pair) -> None:
     pair.to_right.write_many(rows, pair.right.export(dst), notify=3)
     assert pair.to_left.wait_notify(timeout_s=10) == 3
     assert (dst == np.concatenate(blocks)).all()
-    with pytest.raises(TransferTimeout):
+    with pytest.raises(TransferTimeoutError):
         pair.to_left.wait_notify(timeout_s=0)
 
 
@@ -101,9 +101,9 @@ def test_blocks_of_parts_are_the_same_as_a_list(pair: Pair) -> None:
 def test_blocks_that_leave_the_source_are_refused() -> None:
     src = np.zeros(100, np.uint8)
     for starts, goals in ([91], [0]), ([-1], [0]), ([0], [-1]), ([0, 1], [0]):
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgumentError):
             Blocks.of_parts(src, 10, starts, goals)
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgumentError):
         Blocks([(src, -1)])
 
 
@@ -124,11 +124,11 @@ def test_ranges_that_leave_the_region_are_refused_and_write_nothing(pair: Pair) 
     region = pair.right.export(dst)
     src = np.ones(10, np.uint8)
     for offset in (91, 100, 101, 2**63, 2**64 - 5, -1):
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgumentError):
             pair.to_right.write(src, region, dst_offset_bytes=offset)
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgumentError):
             pair.to_right.read(src, region, src_offset_bytes=offset)
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgumentError):
         pair.to_right.write_many([(src, 0), (src, 91)], region)
     assert not dst.any()
     assert (src == 1).all()
@@ -139,13 +139,13 @@ def test_ranges_that_leave_the_region_are_refused_and_write_nothing(pair: Pair) 
 @pytest.mark.parametrize("notification", [-1, 2**18, 2**40])
 def test_notifications_have_18_bits(pair: Pair, notification: int) -> None:
     region = pair.right.export(pair.right.zeros(8))
-    with pytest.raises(InvalidArgument, match="18 bits"):
+    with pytest.raises(InvalidArgumentError, match="18 bits"):
         pair.to_right.write(b"x", region, notify=notification)
 
 
 def test_a_region_of_another_process_is_refused(pair: Pair) -> None:
     ours = pair.left.zeros(8)
-    with pytest.raises(InvalidArgument, match="another process"):
+    with pytest.raises(InvalidArgumentError, match="another process"):
         pair.to_right.write(b"x", pair.left.export(ours))
 
 
@@ -160,12 +160,12 @@ def test_tensors_that_cannot_be_moved_whole_are_refused(pair: Pair) -> None:
         [1, 2, 3],
     ]
     for tensor in refused:
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgumentError):
             pair.to_right.write(tensor, region)  # type: ignore[arg-type]
     frozen = np.zeros(4)
     frozen.flags.writeable = False
     for into in (frozen, b"frozen"):
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgumentError):
             pair.to_right.read(into, region)
     assert not dst.any()
 
@@ -190,11 +190,11 @@ def test_a_pickled_region_is_as_good(pair: Pair) -> None:
 
 
 def test_wait_notify_has_a_deadline_and_names_the_peer(pair: Pair) -> None:
-    with pytest.raises(TransferTimeout, match=r"rank 0 within 0\.250 s") as caught:
+    with pytest.raises(TransferTimeoutError, match=r"rank 0 within 0\.250 s") as caught:
         pair.to_left.wait_notify(timeout_s=0.25)
     assert caught.value.rank == 0
     for wrong in (-1, float("inf"), float("nan"), 1e30):
-        with pytest.raises(InvalidArgument, match="timeout_s"):
+        with pytest.raises(InvalidArgumentError, match="timeout_s"):
             pair.to_left.wait_notify(timeout_s=wrong)
 
 

@@ -28,7 +28,7 @@ REFUSALS: tuple[tuple[str, Callable[[Case], bool]], ...] = (
     ("in the same backward pass", lambda case: case.get("checkpoint") == "reentrant"),
     ("has a plan|share", lambda case: case.get("second") == "shared"),
 )
-REFUSED_BY = ("PlanMismatch", "InvalidArgument")
+REFUSED_BY = ("PlanMismatchError", "InvalidArgumentError")
 
 
 @dataclass(frozen=True)

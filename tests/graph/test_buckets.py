@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graph_analysis.buckets import Bucket, make_buckets, wire
-from graph_analysis.errors import InvalidArgument
+from graph_analysis.errors import ArgumentError
 from graph_analysis.ir import CostModel, Message
 
 pytestmark = pytest.mark.timeout(300)
@@ -104,7 +104,7 @@ def test_large_gradients_overlap_with_the_rest_of_backward() -> None:
 
 def test_unsorted_messages_are_refused() -> None:
     messages = [Message("a", "float32", 4, 5), Message("b", "float32", 4, 4)]
-    with pytest.raises(InvalidArgument, match="order"):
+    with pytest.raises(ArgumentError, match="order"):
         make_buckets(messages, wire(CostModel(), "broadcast", 2))
 
 
@@ -113,7 +113,7 @@ def test_unsorted_messages_are_refused() -> None:
     [CostModel(latency_ns=-1), CostModel(op_ns=-1), CostModel(bandwidth_bytes_per_s=0)],
 )
 def test_impossible_costs_are_refused(cost: CostModel) -> None:
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(ArgumentError):
         wire(cost, "broadcast", 2)
 
 

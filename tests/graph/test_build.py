@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graph_analysis.build import build_plan
-from graph_analysis.errors import InvalidArgument, PlanError
+from graph_analysis.errors import ArgumentError, PlanError
 from graph_analysis.ir import CostModel, Crossing, Graph, Group, Home, Op, Stay, Value, align_up
 from graph_analysis.plan import TransferPlan
 from graph_analysis.plan_check import check_plan
@@ -174,7 +174,7 @@ def test_fingerprint_tells_what_matters(graph: Graph) -> None:
 
 @pytest.mark.parametrize("world_size", [0, -1, True])
 def test_world_size_is_checked(world_size: int) -> None:
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(ArgumentError):
         DataParallel(world_size)
 
 

@@ -18,8 +18,8 @@ from graph_models import (  # noqa: E402  needs torch
 from torch import nn  # noqa: E402
 
 from graph_analysis import (  # noqa: E402
+    ArgumentError,
     DataParallel,
-    InvalidArgument,
     ParameterServer,
     Pipeline,
     TransferPlan,
@@ -316,10 +316,10 @@ def test_one_rank_sends_nothing() -> None:
     ids=["a-bare-tensor", "too-many", "too-few-shapes", "unknown-name"],
 )
 def test_arguments_are_checked(inputs: object, shapes: object) -> None:
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(ArgumentError):
         analyze(mlp()[0], inputs, strategy=DataParallel(2), dynamic_shapes=shapes)
 
 
 def test_model_must_be_a_module() -> None:
-    with pytest.raises(InvalidArgument, match="Module"):
+    with pytest.raises(ArgumentError, match="Module"):
         analyze(lambda x: x, (), strategy=DataParallel(2))

@@ -7,7 +7,7 @@ from torch import Tensor, nn  # noqa: E402  needs torch
 
 from graph_analysis import DataParallel, TransferPlan, analyze  # noqa: E402
 from graph_analysis.capture import capture, check_factory, resize_batch  # noqa: E402
-from graph_analysis.errors import CaptureError, InvalidArgument  # noqa: E402
+from graph_analysis.errors import ArgumentError, CaptureError  # noqa: E402
 from graph_analysis.plan_check import check_plan  # noqa: E402
 
 pytestmark = pytest.mark.timeout(600)
@@ -136,7 +136,7 @@ def test_batch_is_resized_by_repeating_or_dropping_rows() -> None:
     assert longer["x"].tolist() == [[0, 1], [2, 3], [4, 5], [0, 1], [2, 3]]
     assert resize_batch((x,), 1)[0].tolist() == [[0, 1]]
     for bad in (torch.tensor(1.0), torch.empty(0, 2)):
-        with pytest.raises(InvalidArgument, match="no rows"):
+        with pytest.raises(ArgumentError, match="no rows"):
             resize_batch((bad,), 2)
 
 

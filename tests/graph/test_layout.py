@@ -9,7 +9,7 @@ from generated_graphs import block_lists
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graph_analysis.errors import InvalidArgument
+from graph_analysis.errors import ArgumentError
 from graph_analysis.ir import Block, Lifetime, align_up
 from graph_analysis.layout import arena_layout
 from graph_analysis.liveness import largest_live_set_bytes
@@ -83,7 +83,7 @@ def test_arena_grows_from_a_hole_at_its_end() -> None:
 
 @pytest.mark.parametrize("alignment", [0, -64, 48])
 def test_alignment_must_be_a_power_of_two(alignment: int) -> None:
-    with pytest.raises(InvalidArgument, match="power of two"):
+    with pytest.raises(ArgumentError, match="power of two"):
         arena_layout([], alignment_bytes=alignment)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graph_analysis.build import build_plan
-from graph_analysis.errors import InvalidArgument
+from graph_analysis.errors import ArgumentError
 from graph_analysis.ir import CostModel, Graph, Lifetime, Op, Value
 from graph_analysis.liveness import lifetimes
 from graph_analysis.plan_check import check_plan
@@ -147,7 +147,7 @@ def test_balance_is_within_its_slack_of_the_best_cut(graph: Graph, stages: int) 
     ends = op_end_ns(graph, CostModel())
     limit = forward_op_count(graph)
     if stages > limit and stages > 1:
-        with pytest.raises(InvalidArgument, match="stages for a forward"):
+        with pytest.raises(ArgumentError, match="stages for a forward"):
             cut_in_balance(graph, ends, stages)
         return
     cuts = cut_in_balance(graph, ends, stages)
@@ -185,7 +185,7 @@ def _alive(graph: Graph, cut: int, limit: int) -> int:
     ],
 )
 def test_splits_are_checked(split: object, message: str) -> None:
-    with pytest.raises(InvalidArgument, match=message):
+    with pytest.raises(ArgumentError, match=message):
         build_plan(_straight(4), Pipeline(split))  # type: ignore[arg-type]
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graph_analysis.build import build_plan
-from graph_analysis.errors import InvalidArgument
+from graph_analysis.errors import ArgumentError
 from graph_analysis.ir import Collective, Graph, Op, SlotPolicy, Symbol, SymbolicDim, Value
 from graph_analysis.plan import TransferPlan
 from graph_analysis.plan_check import check_plan
@@ -146,14 +146,14 @@ def test_collectives_of_the_graph_cross_one_by_one() -> None:
 
 
 def test_a_group_beyond_the_world_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="ranks"):
+    with pytest.raises(ArgumentError, match="ranks"):
         build_plan(_collective_graph(), GraphCollectives(2))
 
 
 @pytest.mark.parametrize("make", [DataParallel, GraphCollectives, lambda n: ParameterServer(n, 1)])
 @pytest.mark.parametrize("count", [0, -1, True, 1.5])
 def test_counts_are_checked(make: object, count: object) -> None:
-    with pytest.raises(InvalidArgument, match="integer of 1 or more"):
+    with pytest.raises(ArgumentError, match="integer of 1 or more"):
         make(count)  # type: ignore[operator]
 
 
@@ -202,7 +202,7 @@ def test_a_slot_over_its_share_of_the_arena_is_not_planned(
 
 @pytest.mark.parametrize("policy", [SlotPolicy(0, 25), SlotPolicy(1, -1), SlotPolicy(1, 101)])
 def test_policies_are_checked(policy: SlotPolicy) -> None:
-    with pytest.raises(InvalidArgument, match="share"):
+    with pytest.raises(ArgumentError, match="share"):
         build_plan(_bounded_step(8), Pipeline(2), policy=policy)
 
 

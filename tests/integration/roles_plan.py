@@ -319,7 +319,7 @@ def refused(rank: int, world: int) -> dict[str, str]:
     def attempt(what: str, call: Callable[[], object]) -> None:
         try:
             call()
-        except (rdmatensor.plan.PlanMismatch, rdmatensor.InvalidArgument) as error:
+        except (rdmatensor.plan.PlanMismatchError, rdmatensor.InvalidArgumentError) as error:
             said[what] = str(error)
 
     def with_plan(plan: TransferPlan, model: nn.Module) -> rdmatensor.plan.PlannedModel:
@@ -386,7 +386,7 @@ def changed(rank: int, world: int, *, way: str) -> dict[str, str]:
         model[0].weight.requires_grad_(True)
     try:
         (more.sum() + (0 if way == "turned" else loss_of(planned(*batches)))).backward()
-    except rdmatensor.plan.PlanMismatch as error:
+    except rdmatensor.plan.PlanMismatchError as error:
         said = str(error)
     planned.close()
     dist.destroy_process_group()

@@ -37,7 +37,7 @@ def sparse(_rank: int, _world: int, *, is_functional: bool) -> str:
         planned, _ = applied(model, torch.randint(0, 100, (4, 5)))
         model.is_sparse = True
         planned(torch.randint(0, 100, (4, 5))).sum().backward()
-    except rdmatensor.plan.PlanMismatch as error:
+    except rdmatensor.plan.PlanMismatchError as error:
         said = str(error)
     dist.barrier()
     dist.destroy_process_group()

@@ -208,7 +208,7 @@ def unseen(_rank: int, _world: int, *, is_late: bool) -> str:
     late = model.extra.weight.sum()
     try:
         (output + (early if is_late else late)).backward()
-    except rdmatensor.plan.PlanMismatch as error:
+    except rdmatensor.plan.PlanMismatchError as error:
         said = str(error)
     dist.destroy_process_group()
     return said

@@ -80,7 +80,7 @@ def checkpointed(rank: int, world: int, *, is_shared: bool) -> dict[str, Any]:
         model.zero_grad()
         try:
             _loss(planned(_batch(rank))).backward()
-        except rdmatensor.plan.PlanMismatch as error:
+        except rdmatensor.plan.PlanMismatchError as error:
             said = str(error)
             break
         is_right.append(_is_mean(_gradients(model), wanted))

@@ -143,7 +143,7 @@ def buffers(rank: int, world: int) -> dict[str, Any]:
     model.average = model.average.double()
     try:
         planned(torch.ones(8, 4))
-    except rdmatensor.plan.PlanMismatch as error:
+    except rdmatensor.plan.PlanMismatchError as error:
         said = str(error)
     planned.close()
     found = {
@@ -270,7 +270,7 @@ def one_refuses(rank: int, world: int) -> dict[str, str]:
     def attempt(what: str, call: Callable[[], object]) -> None:
         try:
             call()
-        except (rdmatensor.plan.PlanMismatch, rdmatensor.InvalidArgument) as error:
+        except (rdmatensor.plan.PlanMismatchError, rdmatensor.InvalidArgumentError) as error:
             said[what] = f"{type(error).__name__}: {error}"
 
     def applied(model: nn.Module, ranks: int) -> object:

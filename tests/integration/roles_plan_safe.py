@@ -251,7 +251,7 @@ def refused(rank: int, _world: int, *, on_all: bool) -> dict[str, Any]:
             model[0].weight.requires_grad_(False)
         try:
             _loss(planned, batch_of(rank, 4, 8)).backward()
-        except (rdmatensor.plan.PlanMismatch, dist.DistBackendError) as error:
+        except (rdmatensor.plan.PlanMismatchError, dist.DistBackendError) as error:
             said.append(f"{type(error).__name__}: {error}")
     taken_s = time.monotonic() - began
     planned.close()
@@ -297,7 +297,7 @@ def shared_layer(rank: int, _world: int) -> dict[str, Any]:
     planned, _ = applied(first, torch.ones(4, 8))
     try:
         applied(second, torch.ones(4, 8))
-    except rdmatensor.plan.PlanMismatch as error:
+    except rdmatensor.plan.PlanMismatchError as error:
         said = str(error)
     _loss(planned, batch_of(rank, 4, 8)).backward()
     steps = planned.describe()["steps"]

@@ -213,7 +213,7 @@ def sharded_steps(rank: int, world: int) -> dict[str, Any]:
             dist.broadcast(shards[owner].detach(), owner, group=group)
     try:
         rdmatensor.plan.recorded(group)
-    except rdmatensor.plan.PlanMismatch as error:
+    except rdmatensor.plan.PlanMismatchError as error:
         said = str(error)
     else:
         said = "nothing was said"

@@ -98,7 +98,7 @@ def test_inputs_of_another_length_in_a_pipeline_that_has_no_room_for_them(
         "pipeline stage 0, forward, micro-batch 0: activation 0 for stage 1 is "
         f"({rows}, 512) of float32, its place is planned for (64, 512) of float32"
     )
-    assert first["error"].startswith(f"PlanMismatch: {why}: ")
+    assert first["error"].startswith(f"PlanMismatchError: {why}: ")
     assert "schedule.eval()" in first["error"]
     assert f"rank 0 ends the group: {why}" in second["error"]
 
@@ -109,7 +109,7 @@ def test_another_shape_of_as_many_bytes_is_none_that_a_pipeline_planned(tmp_path
         "pipeline stage 0, forward, micro-batch 0: activation 0 for stage 1 is "
         "(128, 256) of float32, its place is planned for (64, 512) of float32"
     )
-    assert first["error"].startswith(f"PlanMismatch: {why}: ")
+    assert first["error"].startswith(f"PlanMismatchError: {why}: ")
     assert f"rank 0 ends the group: {why}" in second["error"]
 
 

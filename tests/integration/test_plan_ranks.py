@@ -50,9 +50,9 @@ def test_small_buffers_leave_together(tmp_path: Path) -> None:
 def test_where_one_rank_refuses_all_are_told(tmp_path: Path) -> None:
     ranks = run("one_refuses", tmp_path)
     for rank in ranks:
-        assert rank["world"].startswith("InvalidArgument")
+        assert rank["world"].startswith("InvalidArgumentError")
         assert "the plan of rank 1 is for 3 ranks" in rank["world"]
-        assert rank["frozen"].startswith("PlanMismatch")
+        assert rank["frozen"].startswith("PlanMismatchError")
         assert "second.weight, which is frozen in the model" in rank["frozen"]
     assert "on rank 1" in ranks[0]["frozen"]
 

@@ -56,7 +56,7 @@ def test_an_error_of_one_rank_ends_the_group_at_once(
 ) -> None:
     first, second = run("refused", tmp_path, path_forced, on_all=False)
     (said,) = second["said"]
-    assert said.startswith("PlanMismatch: parameter 0.weight is frozen now")
+    assert said.startswith("PlanMismatchError: parameter 0.weight is frozen now")
     (said,) = first["said"]
     assert "rank 1" in said
     assert max(first["taken_s"], second["taken_s"]) < 30.0  # of a time-out of 60 s
@@ -65,7 +65,7 @@ def test_an_error_of_one_rank_ends_the_group_at_once(
 def test_an_error_of_all_ranks_leaves_the_group_usable(tmp_path: Path) -> None:
     for rank in run("refused", tmp_path, on_all=True):
         (said,) = rank["said"]
-        assert said.startswith("PlanMismatch: parameter 0.weight is frozen now")
+        assert said.startswith("PlanMismatchError: parameter 0.weight is frozen now")
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from graph_analysis import PlanError, RecordedOp, RecordedTensor, TransferPlan
 from graph_analysis.recording import recording_to_json
 from rdmatensor._record.recorder import plan_of
-from rdmatensor.errors import PlanMismatch
+from rdmatensor.errors import PlanMismatchError
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def compared(*said: str) -> TransferPlan | Exception:
     """Return the plan of two ranks, of which one says this, or the error that a program gets."""
     try:
         return plan_of([WORDS, *said])
-    except (PlanError, PlanMismatch) as error:
+    except (PlanError, PlanMismatchError) as error:
         return error
 
 

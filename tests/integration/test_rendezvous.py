@@ -11,7 +11,7 @@ from pathlib import Path
 import jobs
 import pytest
 
-from rdmatensor import Closed, FileStore, join
+from rdmatensor import ClosedError, FileStore, join
 from rdmatensor.bootstrap import World
 
 
@@ -195,7 +195,7 @@ def test_a_world_waits_for_each_rank_alone(what: str, tmp_path: Path) -> None:
     def wait_for_rank_2(world: World) -> None:
         try:
             world.endpoint(2) if what == "endpoint" else world.group("g")
-        except Closed as error:
+        except ClosedError as error:
             raised.append(error)
 
     store = FileStore(tmp_path / "store")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rdmatensor import InvalidArgument, Settings
+from rdmatensor import InvalidArgumentError, Settings
 from rdmatensor.config import FOREIGN_NAMES, NATIVE_NAMES, VARIABLES, Variable, from_environment
 
 SETTINGS_PAGE = Path(__file__).parents[2] / "docs/settings.md"
@@ -87,7 +87,7 @@ def test_every_field_has_wrong_values_here() -> None:
     ("name", "wrong"), [(name, wrong) for name, values in BAD_FIELDS.items() for wrong in values]
 )
 def test_settings_made_by_hand_are_checked_as_variables_are(name: str, wrong: object) -> None:
-    with pytest.raises(InvalidArgument, match=f"^{name}=.*: ") as caught:
+    with pytest.raises(InvalidArgumentError, match=f"^{name}=.*: ") as caught:
         Settings(**{name: wrong})  # type: ignore[arg-type]
     assert name != "secret" or not wrong or repr(wrong) not in str(caught.value)
 
@@ -100,7 +100,7 @@ def test_each_variable_sets_its_field(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "text"), [(n, t) for n, texts in BAD.items() for t in texts])
 def test_bad_values_are_refused_with_the_form_they_must_have(name: str, text: str) -> None:
-    with pytest.raises(InvalidArgument) as caught:
+    with pytest.raises(InvalidArgumentError) as caught:
         from_environment({f"RDMATENSOR_{name}": text})
     message = str(caught.value)
     variable = next(variable for variable in VARIABLES if variable.name == name)
@@ -122,12 +122,12 @@ def test_the_tests_know_every_variable() -> None:
      ("RDMATENSOR_TIMEOUT_S", "RDMATENSOR_TIMEOUT")],
 )  # fmt: skip
 def test_an_unknown_name_is_refused_with_the_nearest(wrong: str, near: str) -> None:
-    with pytest.raises(InvalidArgument, match=rf"{wrong} .* did you mean {near}\?"):
+    with pytest.raises(InvalidArgumentError, match=rf"{wrong} .* did you mean {near}\?"):
         from_environment({wrong: "1"})
 
 
 def test_a_name_like_none_gets_the_list() -> None:
-    with pytest.raises(InvalidArgument, match=r"known are .*RDMATENSOR_ADDR"):
+    with pytest.raises(InvalidArgumentError, match=r"known are .*RDMATENSOR_ADDR"):
         from_environment({"RDMATENSOR_QQQQQQ": "1"})
 
 
@@ -135,7 +135,7 @@ def test_the_project_s_own_programs_have_names_too() -> None:
     own = {"RDMATENSOR_DEMO_RUN": "x", "RDMATENSOR_TEST_MEETINGS": "x"}
     assert from_environment(own) == Settings()
     for near in ("RDMATENSOR_TEST_Y", "RDMATENSOR_DEMO_RUNS", "RDMATENSOR_BENCH_"):
-        with pytest.raises(InvalidArgument, match=f"{near} is not a setting"):
+        with pytest.raises(InvalidArgumentError, match=f"{near} is not a setting"):
             from_environment({near: "1"})
 
 
@@ -165,9 +165,9 @@ def test_secret_files_that_are_refused(tmp_path: Path) -> None:
     empty.write_bytes(b"\n")
     large.write_bytes(b"x" * 5000)
     for path in (empty, large, tmp_path / "absent", tmp_path):
-        with pytest.raises(InvalidArgument, match="RDMATENSOR_SECRET_FILE"):
+        with pytest.raises(InvalidArgumentError, match="RDMATENSOR_SECRET_FILE"):
             from_environment({"RDMATENSOR_SECRET_FILE": str(path)})
-    with pytest.raises(InvalidArgument, match="both set"):
+    with pytest.raises(InvalidArgumentError, match="both set"):
         from_environment({"RDMATENSOR_SECRET_FILE": str(empty), "RDMATENSOR_SECRET": "x"})
 
 
@@ -177,7 +177,7 @@ def test_a_secret_is_never_shown() -> None:
 
 def test_what_the_c_library_reads_itself_is_known() -> None:
     assert from_environment({"RDMATENSOR_VERBS_QPS": "4"}) == from_environment({})
-    with pytest.raises(InvalidArgument, match="did you mean RDMATENSOR_VERBS_QPS"):
+    with pytest.raises(InvalidArgumentError, match="did you mean RDMATENSOR_VERBS_QPS"):
         from_environment({"RDMATENSOR_VERBS_QP": "4"})
 
 

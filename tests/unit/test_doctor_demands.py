@@ -73,7 +73,9 @@ def test_counters_that_cannot_be_served(
     monkeypatch: pytest.MonkeyPatch, is_installed: bool
 ) -> None:
     def absent() -> None:
-        raise errors.NotSupported("RDT_ENOTSUP", "metrics", "install it, or unset RDMATENSOR_X")
+        raise errors.NotSupportedError(
+            "RDT_ENOTSUP", "metrics", "install it, or unset RDMATENSOR_X"
+        )
 
     if not is_installed:
         monkeypatch.setattr("rdmatensor.metrics._client", absent)
@@ -130,13 +132,13 @@ def test_a_plan_that_is_none_is_told(
     ("kind", "words"),
     [
         (errors.AuthenticationError, "the same RDMATENSOR_SECRET"),
-        (errors.VersionMismatch, "the same version"),
+        (errors.VersionMismatchError, "the same version"),
         (errors.ProtocolError, "the same version"),
         (errors.PeerError, "the doctor of that rank"),
-        (errors.TransferTimeout, "start the doctor on every host"),
-        (errors.Mismatch, "the same settings"),
-        (errors.TransportNotViable, "unset RDMATENSOR_TRANSPORT"),
-        (errors.OutOfMemory, "the limit"),
+        (errors.TransferTimeoutError, "start the doctor on every host"),
+        (errors.MismatchError, "the same settings"),
+        (errors.TransportNotViableError, "unset RDMATENSOR_TRANSPORT"),
+        (errors.OutOfMemoryError, "the limit"),
         (errors.InternalError, REPORT),
     ],
 )

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 
+import rdmatensor
 from rdmatensor import errors
 from rdmatensor._native.ffi import check, error_of, ffi, lib
 
@@ -39,12 +40,17 @@ def test_each_status_is_an_exception_that_tells_all(name: str) -> None:
 
 
 def test_python_s_own_kinds_hold() -> None:
-    assert issubclass(errors.InvalidArgument, ValueError)
-    assert issubclass(errors.OutOfMemory, MemoryError)
-    assert issubclass(errors.TransferTimeout, TimeoutError)
-    for remote in (errors.ProtocolError, errors.AuthenticationError, errors.VersionMismatch):
+    assert issubclass(errors.InvalidArgumentError, ValueError)
+    assert issubclass(errors.OutOfMemoryError, MemoryError)
+    assert issubclass(errors.TransferTimeoutError, TimeoutError)
+    for remote in (errors.ProtocolError, errors.AuthenticationError, errors.VersionMismatchError):
         assert issubclass(remote, errors.PeerError)
-    local = [errors.InvalidArgument, errors.Closed, errors.DeviceError, errors.ForkedProcess]
+    local = [
+        errors.InvalidArgumentError,
+        errors.ClosedError,
+        errors.DeviceError,
+        errors.ForkedProcessError,
+    ]
     assert not any(issubclass(cls, errors.PeerError) for cls in local)
 
 
@@ -85,9 +91,30 @@ def test_messages_that_are_not_utf8_do_not_hide_the_error() -> None:
     assert "\ufffd" in str(error_of(-6, "x", _filled(-6, b"rank \xff")))
 
 
-@pytest.mark.parametrize("cls", [errors.PeerError, errors.TransferTimeout, errors.OutOfMemory])
+@pytest.mark.parametrize(
+    "cls", [errors.PeerError, errors.TransferTimeoutError, errors.OutOfMemoryError]
+)
 def test_exceptions_are_pickled_whole(cls: type[errors.RdmaTensorError]) -> None:
     error = cls("RDT_X", "call", "detail")
     error.rank = 5
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), copy.rank) == (cls, str(error), 5)
+
+
+def test_all_exceptions_share_one_base_and_end_in_error() -> None:
+    found = {
+        name: value
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, BaseException)
+    }
+    assert all(issubclass(cls, errors.RdmaTensorError) for cls in found.values())
+    assert [name for name in found if not name.endswith("Error")] == []
+    assert set(found) <= set(rdmatensor.__all__)
+
+
+def test_a_plan_mismatch_is_its_message() -> None:
+    error = errors.PlanMismatchError("tensor a.weight differs")
+    error.rank = 2
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.rank) == ("tensor a.weight differs", 2)
+    assert isinstance(copy, RuntimeError)

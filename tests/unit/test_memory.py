@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from rdmatensor import (
     Context,
-    ForkedProcess,
-    InvalidArgument,
-    OutOfMemory,
+    ForkedProcessError,
+    InvalidArgumentError,
+    OutOfMemoryError,
     ProtocolError,
     RdmaTensorError,
     RemoteRegion,
@@ -94,10 +94,10 @@ def test_memory_goes_with_the_last_view(context: Context) -> None:
 def test_shapes_and_dtypes_that_are_refused(context: Context) -> None:
     shapes = [(1,) * 9, (-1,), (1.5,), (2**62,), (2**40, 2**40), ("a",)]
     for shape in shapes:
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgumentError):
             context.empty(shape)  # type: ignore[arg-type]
     for dtype in ("float31", object, "U5", "M8[s]", ">f4", np.dtype([("a", "i4")])):
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgumentError):
             context.empty(4, dtype)
 
 
@@ -105,7 +105,7 @@ def test_numpy_s_integers_are_dims(context: Context) -> None:
     assert context.zeros((np.int64(3), np.uint8(2))).shape == (3, 2)
     assert context.zeros(np.int32(4)).shape == (4,)
     for shape in (3.0, "34", None):
-        with pytest.raises(InvalidArgument, match="shape"):
+        with pytest.raises(InvalidArgumentError, match="shape"):
             context.empty(shape)  # type: ignore[arg-type]
 
 
@@ -115,9 +115,9 @@ def test_what_is_no_tensor_is_told_what_is(context: Context) -> None:
         ([1, 2], r"list is not a tensor: .*numpy arrays.*buffer protocol.*CPU torch tensors"),
         (square[:, ::2], r"ndarray of shape \(4, 2\) .*row-major.*ascontiguousarray"),
     ]:
-        with pytest.raises(InvalidArgument, match=says):
+        with pytest.raises(InvalidArgumentError, match=says):
             span(wrong, "test")  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="bytes is read-only"):
+    with pytest.raises(InvalidArgumentError, match="bytes is read-only"):
         span(b"abc", "test", writable=True)
 
 
@@ -131,7 +131,7 @@ def test_what_a_user_prints_has_a_name(context: Context) -> None:
 def test_a_limit_on_the_arena_is_kept_and_named() -> None:
     with Context(Settings(arena_mb=1, arena_max_mb=8, loopback=True)) as context:
         kept = context.empty(2 << 20, "uint8")
-        with pytest.raises(OutOfMemory, match=r"arena") as caught:
+        with pytest.raises(OutOfMemoryError, match=r"arena") as caught:
             context.empty(64 << 20, "uint8")
         assert isinstance(caught.value, MemoryError)
         kept[:] = 1
@@ -139,7 +139,7 @@ def test_a_limit_on_the_arena_is_kept_and_named() -> None:
 
 
 def test_more_than_the_machine_has_is_refused_not_killed(context: Context) -> None:
-    with pytest.raises(OutOfMemory):
+    with pytest.raises(OutOfMemoryError):
         context.empty(1 << 45, "uint8")
 
 
@@ -172,10 +172,10 @@ def test_a_forked_child_is_refused_and_frees_nothing(context: Context) -> None:
         status = 1
         try:
             context.empty(5)
-        except ForkedProcess:
+        except ForkedProcessError:
             try:
                 Context(Settings())
-            except ForkedProcess:
+            except ForkedProcessError:
                 status = 0
         array[:] = 4
         del array
@@ -204,10 +204,10 @@ def test_uuid_and_blob_differ_between_contexts(context: Context) -> None:
 
 
 def test_jobs_that_are_refused(context: Context) -> None:
-    with pytest.raises(InvalidArgument, match="RDMATENSOR_SECRET"):
+    with pytest.raises(InvalidArgumentError, match="RDMATENSOR_SECRET"):
         context.connect(context.blob)
     for job in ("", "x" * 64, "line\nbreak"):
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgumentError):
             context.add_job(job, b"secret")
     context.add_job("j", b"secret")
     for blob in (b"", b"x" * 100, context.blob[:-1], context.blob + b"x"):
@@ -258,7 +258,7 @@ def test_tensors_of_torch_are_taken_by_their_looks(context: Context) -> None:
         FakeTensor(array, is_neg=lambda: True),
     ]
     for tensor in refused:
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgumentError):
             span(tensor, "test")
 
 
@@ -274,7 +274,7 @@ def test_real_torch_tensors() -> None:
     assert span(torch.ones((0, 3)), "test")[1] == 0
     for wrong in (torch.ones(4, 4).t(), torch.ones(2, device="meta"), torch.eye(3).to_sparse(),
                   torch.ones(2, dtype=torch.complex64).conj()):  # fmt: skip
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgumentError):
             span(wrong, "test")
 
 

@@ -17,13 +17,13 @@ import prometheus_client.parser
 import pytest
 
 from rdmatensor import (
-    Closed,
+    ClosedError,
     Context,
     Counters,
     DeviceError,
-    NotSupported,
+    NotSupportedError,
     Settings,
-    TransferTimeout,
+    TransferTimeoutError,
     metrics,
     trace,
 )
@@ -129,7 +129,7 @@ def test_the_time_that_callers_waited_is_told(context: Context) -> None:
             before = context.counters()
             assert before.wait_s == 0  # of the set-up nothing
             begin_s = time.monotonic()
-            with pytest.raises(TransferTimeout):
+            with pytest.raises(TransferTimeoutError):
                 endpoint.wait_notify(0.3)
             took_s = time.monotonic() - begin_s
             counters = context.counters()
@@ -240,7 +240,7 @@ def test_only_loopback_is_answered() -> None:
 def test_nothing_is_served_unasked(context: Context) -> None:
     with context:
         assert context._metrics is None
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         metrics.values(context)
 
 
@@ -265,13 +265,13 @@ def test_a_forked_child_lets_the_port_go() -> None:
 def test_without_prometheus_client_the_dict_works_and_the_rest_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['prometheus_client'] = None\n"
-        "from rdmatensor import Context, NotSupported, Settings, metrics\n"
+        "from rdmatensor import Context, NotSupportedError, Settings, metrics\n"
         "with Context() as context:\n"
         "    print(len(metrics.values(context)))\n"
         "    try: metrics.text(context)\n"
-        "    except NotSupported as error: print(error)\n"
+        "    except NotSupportedError as error: print(error)\n"
         "try: Context(Settings(metrics_port=(9400, 9407)))\n"
-        "except NotSupported as error: print(error)\n"
+        "except NotSupportedError as error: print(error)\n"
     )
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
@@ -281,4 +281,4 @@ def test_without_prometheus_client_the_dict_works_and_the_rest_says_what_to_inst
     assert int(count) > 20
     assert len(errors) == 2
     assert all('pip install "rdmatensor[metrics]"' in error for error in errors)
-    assert NotSupported.__name__ == "NotSupported"
+    assert NotSupportedError.__name__ == "NotSupportedError"

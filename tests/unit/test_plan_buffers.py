@@ -12,7 +12,7 @@ from torch import nn
 from graph_analysis import DataParallel, TransferPlan, analyze
 from graph_analysis.plan import gradient_buckets
 from rdmatensor._plan.buffers import SentBuffers
-from rdmatensor.plan import PlanMismatch
+from rdmatensor.plan import PlanMismatchError
 
 NO_GROUP: Any = None  # nothing is sent
 
@@ -51,5 +51,7 @@ def test_a_place_that_a_gradient_has_too_is_refused(model: nn.Module, plan: Tran
         replace(bucket, places=taken.places) if bucket.phase == "forward" else bucket
         for bucket in plan.buckets
     )
-    with pytest.raises(PlanMismatch, match=f"buffer 1.* and gradient {taken.tensors[0]} in one"):
+    with pytest.raises(
+        PlanMismatchError, match=f"buffer 1.* and gradient {taken.tensors[0]} in one"
+    ):
         SentBuffers(replace(plan, buckets=buckets), model, _memory(plan), 0, NO_GROUP)

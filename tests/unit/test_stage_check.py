@@ -10,7 +10,7 @@ import torch
 
 from rdmatensor._torch.pipeline import stage_check
 from rdmatensor._torch.pipeline.stage_check import check_sends, difference
-from rdmatensor.errors import PlanMismatch
+from rdmatensor.errors import PlanMismatchError
 
 PLACE = SimpleNamespace(shape=torch.Size((4, 8)), dtype=torch.float32)
 
@@ -86,7 +86,7 @@ def test_the_others_are_told_before_it_is_raised(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(stage_check, "backend_of", lambda _group: backend)
     check_sends(stage_of(made=(RIGHT, RIGHT)), 5, "forward")
     assert told == []
-    with pytest.raises(PlanMismatch, match=r"activation 0 for stage 2.*schedule\.eval\(\)"):
+    with pytest.raises(PlanMismatchError, match=r"activation 0 for stage 2.*schedule\.eval\(\)"):
         check_sends(stage_of(made=(torch.zeros(1), RIGHT)), 5, "forward")
     (words,) = told
     assert words.startswith("ends the group: pipeline stage 1, forward, micro-batch 5: activation")

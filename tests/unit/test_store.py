@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from rdmatensor import (
-    Closed,
+    ClosedError,
     Context,
     FileStore,
-    InvalidArgument,
+    InvalidArgumentError,
     PeerError,
     Settings,
-    TransferTimeout,
+    TransferTimeoutError,
     join,
 )
 from rdmatensor.store import PatientStore, wait_for
@@ -50,7 +50,7 @@ def test_get_waits_and_has_a_deadline(store: FileStore) -> None:
     threading.Timer(0.1, store.set, ("late", "x")).start()
     assert store.get("late", timeout_s=5) == b"x"
     start_s = time.monotonic()
-    with pytest.raises(TransferTimeout, match=r"key 'never' within 0\.200 s"):
+    with pytest.raises(TransferTimeoutError, match=r"key 'never' within 0\.200 s"):
         store.get("never", timeout_s=0.2)
     assert 0.2 <= time.monotonic() - start_s < 1
 
@@ -63,7 +63,7 @@ def test_a_time_that_is_none_is_refused_by_its_name(store: FileStore, wrong: flo
         lambda: store.multi_get(["k"], timeout_s=wrong),
         lambda: join(store, 1, 2, timeout_s=wrong),
     ):
-        with pytest.raises(InvalidArgument, match="timeout_s="):
+        with pytest.raises(InvalidArgumentError, match="timeout_s="):
             call()
 
 
@@ -71,7 +71,7 @@ def test_a_time_that_is_none_is_refused_by_its_name(store: FileStore, wrong: flo
 def test_a_rank_or_size_that_is_no_number_is_refused(
     store: FileStore, rank: int, size: int
 ) -> None:
-    with pytest.raises(InvalidArgument, match=r"(rank|size)=.* not a whole number"):
+    with pytest.raises(InvalidArgumentError, match=r"(rank|size)=.* not a whole number"):
         join(store, rank, size)
 
 
@@ -97,7 +97,7 @@ def test_readers_never_see_half_a_value(store: FileStore) -> None:
 
 def test_a_folder_that_others_can_read_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    with pytest.raises(InvalidArgument, match="chmod 700"):
+    with pytest.raises(InvalidArgumentError, match="chmod 700"):
         FileStore(tmp_path)
 
 
@@ -125,7 +125,7 @@ def test_long_waits_say_once_who_is_missing(
     monkeypatch.setattr("rdmatensor.store._PATIENCE_S", 0.05)
     store.set("0", "x")
     missing = {str(rank): f"rank {rank}" for rank in range(12)}
-    with pytest.raises(TransferTimeout, match=r"rank 1, .* rank 8 and 3 more within"):
+    with pytest.raises(TransferTimeoutError, match=r"rank 1, .* rank 8 and 3 more within"):
         wait_for(store, missing, 0.3, "join")
     assert len(caplog.records) == 1
     assert "still waiting for rank 1" in caplog.text
@@ -139,7 +139,7 @@ def test_torch_s_stores_have_what_is_asked() -> None:
     assert hash_store.get("k") == b"v"
     assert hash_store.multi_get(["k"]) == [b"v"]
     assert hash_store.delete_key("k")
-    with pytest.raises(TransferTimeout):
+    with pytest.raises(TransferTimeoutError):
         wait_for(hash_store, {"k": "rank 0"}, 0.05, "join")
 
 
@@ -183,14 +183,14 @@ def test_a_store_that_does_not_answer_ends_waits_at_their_deadlines(gated: Gated
     patient = PatientStore(gated)
     before = threading.active_count()
     for _ in range(3):
-        with pytest.raises(TransferTimeout, match=r"did not answer within 0\.100 s"):
+        with pytest.raises(TransferTimeoutError, match=r"did not answer within 0\.100 s"):
             wait_for(patient, {"k": "rank 0"}, 0.1, "join")
     assert threading.active_count() == before + 1  # the first request's
 
     def leave() -> None:
-        raise Closed("RDT_ECLOSED", "join", "by another thread")
+        raise ClosedError("RDT_ECLOSED", "join", "by another thread")
 
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         wait_for(patient, {"k": "rank 0"}, 60, "join", leave)
     gated.gate.set()
     patient.ask(lambda store: store.set("k", "v"), 5, "join")
@@ -203,7 +203,7 @@ def test_a_world_ends_though_its_store_does_not_answer(gated: GatedStore) -> Non
         world = join(gated, 0, 2, context=context, timeout_s=0.3)
         gated.gate.clear()
         start_s = time.monotonic()
-        with pytest.raises(TransferTimeout, match="the store did not answer"):
+        with pytest.raises(TransferTimeoutError, match="the store did not answer"):
             world.endpoint(1)
         world.close()
         assert time.monotonic() - start_s < 20

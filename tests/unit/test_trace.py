@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rdmatensor import Closed, Context, InvalidArgument, Settings, trace
+from rdmatensor import ClosedError, Context, InvalidArgumentError, Settings, trace
 from rdmatensor.trace import Event
 
 SETTINGS = Settings(transport="shm", loopback=True, arena_mb=1, secret=b"trace")
@@ -58,14 +58,14 @@ def test_transfers_are_kept_in_their_order() -> None:
 def test_what_cannot_be_is_refused() -> None:
     with Context(SETTINGS) as context:
         for capacity in (0, -1, trace.CAPACITY_MAX + 1):
-            with pytest.raises(InvalidArgument):
+            with pytest.raises(InvalidArgumentError):
                 trace.start(context, capacity)
         trace.start(context, 4)
-        with pytest.raises(InvalidArgument, match="on already"):
+        with pytest.raises(InvalidArgumentError, match="on already"):
             trace.start(context)
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         trace.events(context)
-    with pytest.raises(InvalidArgument, match="RDMATENSOR_TRACE=/nowhere: no folder"):
+    with pytest.raises(InvalidArgumentError, match="RDMATENSOR_TRACE=/nowhere: no folder"):
         Context(Settings(loopback=True, trace="/nowhere"))
 
 
@@ -107,7 +107,7 @@ def test_it_goes_beside_another_trace(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["{", "[1]", '{"traceEvents": 3}'])
 def test_what_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "bad.json").write_text(text)
-    with Context(SETTINGS) as context, pytest.raises(InvalidArgument, match="beside="):
+    with Context(SETTINGS) as context, pytest.raises(InvalidArgumentError, match="beside="):
         trace.write(context, tmp_path / "out.json", beside=tmp_path / "bad.json")
     assert not (tmp_path / "out.json").exists()
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from rdmatensor._backend.groups import backend_of
-from rdmatensor.errors import PlanMismatch
+from rdmatensor.errors import PlanMismatchError
 
 Direction = Literal["forward", "backward"]
 _KINDS = {"forward": "activation", "backward": "gradient of activation"}
@@ -43,7 +43,7 @@ class _Planned:
 
 
 def check_sends(stage: Any, chunk: int, direction: Direction) -> None:  # noqa: ANN401 - torch's
-    """Raise PlanMismatch, and end the group with the same message, if a tensor to send has changed.
+    """End the group with a PlanMismatchError, and raise it, if a tensor to send has changed.
 
     Called before the messages of a micro-batch are made, so that none of them is sent.
     """
@@ -53,7 +53,7 @@ def check_sends(stage: Any, chunk: int, direction: Direction) -> None:  # noqa: 
     group = dist.group.WORLD if stage.group is None else stage.group
     assert group is not None  # a stage cannot be made without one
     backend_of(group).break_group(f"ends the group: {why}")  # the others wait for it
-    raise PlanMismatch(f"{why}: {_AGAIN}")
+    raise PlanMismatchError(f"{why}: {_AGAIN}")
 
 
 def difference(stage: Any, chunk: int, direction: Direction) -> str | None:  # noqa: ANN401
