@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rdmatensor._torch.split import split_group as split_group
     from rdmatensor.bootstrap import World as World
     from rdmatensor.bootstrap import join as join
+    from rdmatensor.config import Options as Options
     from rdmatensor.config import Settings as Settings
     from rdmatensor.context import Context as Context
     from rdmatensor.context import default_context as default_context
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "_torch.split": ("split_group",),
     "bootstrap": ("World", "join"),
-    "config": ("Settings",),
+    "config": ("Options", "Settings"),
     "context": ("Context", "default_context"),
     "distributed": (
         *(

@@ -173,7 +173,8 @@ def _say_json(found: Sequence[Finding], *, tells: bool) -> None:
 
 
 def _settings() -> int:
-    from rdmatensor.config import VARIABLES, from_environment, native_values
+    from rdmatensor._config.variables import VARIABLES
+    from rdmatensor.config import from_environment, native_values
     from rdmatensor.errors import RdmaTensorError
 
     try:
@@ -188,7 +189,7 @@ def _settings() -> int:
             is_set = settings.secret_source == sources[variable.name]
             shown = "(set, not shown)" if is_set else ""
         else:
-            shown = _as_set(getattr(settings, variable.field))
+            shown = _as_set(getattr(settings, str(variable.field)))
         lines += [f"{variable.full_name}={shown}", f"    {variable.form}: {variable.meaning}"]
     for name, value in native_values().items():
         lines += [f"{name}={value}", "    read by the C library, see docs/settings.md"]

@@ -59,9 +59,9 @@ class Context(Closable):
             raise invalid("Context", f"settings={settings!r} is a {type(settings).__name__}")
         self.settings = config.from_environment() if settings is None else settings
         self.notes: dict[str, object] = {}  # what describe() adds to the C library's description
-        lib.rdt_log_set_level(_LOG_LEVELS[self.settings.log])
-        if self.settings.trace is not None:
-            trace.check_folder(self.settings.trace)
+        lib.rdt_log_set_level(_LOG_LEVELS[self.settings.log_level])
+        if self.settings.trace_dir is not None:
+            trace.check_folder(self.settings.trace_dir)
         opts, _texts = _options(self.settings)
         out, err = ffi.new("rdt_context **"), new_error()
         check(lib.rdt_context_open(opts, out, err), "Context", err)
@@ -70,7 +70,7 @@ class Context(Closable):
         self._peers: Callable[[int], Endpoint] | None = None
         _open_contexts.add(self)
         self._metrics = self._serve_metrics()
-        if self.settings.trace is not None or self.settings.metrics_port is not None:
+        if self.settings.trace_dir is not None or self.settings.metrics_ports is not None:
             try:
                 trace.start(self)
             except BaseException:
@@ -78,10 +78,10 @@ class Context(Closable):
                 raise
 
     def _serve_metrics(self) -> metrics.Server | None:
-        if self.settings.metrics_port is None:
+        if self.settings.metrics_ports is None:
             return None
         try:
-            return metrics.Server(self, self.settings.metrics_port)
+            return metrics.Server(self, self.settings.metrics_ports)
         except BaseException:
             self._metrics = None
             self.close()
@@ -309,10 +309,10 @@ class Context(Closable):
             self._core.close()
 
     def _write_trace(self) -> None:
-        if self.settings.trace is None or self.is_closed or self._core.is_foreign:
+        if self.settings.trace_dir is None or self.is_closed or self._core.is_foreign:
             return
         try:
-            trace.write_into(self.settings.trace, self)
+            trace.write_into(self.settings.trace_dir, self)
         except OSError as error:  # close() must close in any case
             warnings.warn(f"rdmatensor: no trace: {error}", RuntimeWarning, stacklevel=3)
 
@@ -340,8 +340,8 @@ def _options(settings: config.Settings) -> tuple[CData, list[CData]]:
     opts.timeout_ns = int(settings.timeout_s * 1e9)
     opts.peer_timeout_ns = int(settings.peer_timeout_s * 1e9)
     opts.verify = lib.RDT_VERIFY_OFF if settings.verify == "off" else lib.RDT_VERIFY_CRC32C
-    opts.arena_chunk_bytes = settings.arena_mb << 20
-    opts.arena_max_bytes = (settings.arena_max_mb or 0) << 20
+    opts.arena_chunk_bytes = settings.arena_mib << 20
+    opts.arena_max_bytes = (settings.arena_max_mib or 0) << 20
     for name in ("ifname", "addr"):
         text = getattr(settings, name)
         if text is not None:

@@ -209,7 +209,7 @@ def _client() -> ModuleType:
             "RDT_ENOTSUP",
             "metrics",
             f'{error}; install it: pip install "rdmatensor[metrics]", or unset '
-            "RDMATENSOR_METRICS_PORT",
+            "RDMATENSOR_METRICS_PORTS",
         ) from error
 
 
@@ -329,7 +329,7 @@ def _refused(where: str, error: OSError) -> DeviceError:
     refused = DeviceError(
         "RDT_EDEVICE",
         "metrics",
-        f"RDMATENSOR_METRICS_PORT: cannot listen on {where}: {error.strerror}; each process of a "
+        f"RDMATENSOR_METRICS_PORTS: cannot listen on {where}: {error.strerror}; each process of a "
         "host needs a port of the range",
     )
     refused.sys_errno = error.errno or 0

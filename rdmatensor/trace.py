@@ -5,8 +5,8 @@
     rdmatensor.trace.write(context, "transfers.json")   # chrome://tracing, ui.perfetto.dev
 
 write() can merge a trace that torch.profiler has exported, so that both are on one time line:
-kernels and Python above, transfers below. RDMATENSOR_TRACE=FOLDER does all of it for a process: the
-trace starts with the context and is written to FOLDER/rdmatensor-<host>-<pid>.json when that is
+kernels and Python above, transfers below. RDMATENSOR_TRACE_DIR=FOLDER does all of it for a process:
+the trace starts with the context and is written to FOLDER/rdmatensor-<host>-<pid>.json when that is
 closed.
 
 A trace costs about 100 bytes and 0.1 us for each transfer; if it was not started, one read of a
@@ -254,7 +254,7 @@ def check_folder(folder: str) -> None:
     Called before the context exists: a user must not learn of it after an hour of tracing.
     """
     if not Path(folder).is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise invalid("Context", f"RDMATENSOR_TRACE={folder}: no folder that can be written to")
+        raise invalid("Context", f"RDMATENSOR_TRACE_DIR={folder}: no folder that can be written to")
 
 
 def write_into(folder: str, context: Observed) -> Path:

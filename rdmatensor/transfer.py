@@ -171,7 +171,8 @@ class Transfer:
             "RDT_ETIMEDOUT",
             "wait",
             f"{self._what()} was not done within {timeout_s:.3f} s and is still in flight: ask "
-            "describe() for the peer's state, or give it more time (timeout_s, RDMATENSOR_TIMEOUT)",
+            "describe() for the peer's state, or give it more time (timeout_s, "
+            "RDMATENSOR_TIMEOUT_S)",
         )
 
     def _take_result(self, ptr: CData, status: int) -> None:

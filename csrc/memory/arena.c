@@ -154,7 +154,7 @@ arena_max_reached(const struct rdti_arena *arena, uint64_t mapped_bytes, uint64_
     return rdti_error_set(err, RDT_ENOMEM, 0,
                           "arena: %llu bytes asked for and no free piece is as large; the bound "
                           "that is the least is arena_max_bytes, %llu, of which %llu are mapped; "
-                          "set RDMATENSOR_ARENA_MAX_MB=%llu (arena_max_bytes), or free regions",
+                          "set RDMATENSOR_ARENA_MAX_MIB=%llu (arena_max_bytes), or free regions",
                           (unsigned long long)len_bytes, (unsigned long long)arena->max_bytes,
                           (unsigned long long)mapped_bytes, (unsigned long long)enough_mb);
 }

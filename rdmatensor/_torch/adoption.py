@@ -13,7 +13,7 @@ from rdmatensor._backend import BACKEND_NAME
 from rdmatensor.context import Context
 from rdmatensor.torch import Births, has_allocator, registered_memory
 
-NO_ROOM = "the arena has no room: raise RDMATENSOR_ARENA_MAX_MB"
+NO_ROOM = "the arena has no room: raise RDMATENSOR_ARENA_MAX_MIB"
 _KEPT = 256  # lines of describe(); bounded, as a program may make modules forever
 
 

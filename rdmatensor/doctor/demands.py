@@ -29,14 +29,14 @@ def check(settings: Settings, native: Mapping[str, str]) -> Iterator[Finding]:
 
     native: the variables that the C library reads itself.
     """
-    if settings.trace is not None:
-        folder = settings.trace
+    if settings.trace_dir is not None:
+        folder = settings.trace_dir
         yield _tried("trace", lambda: _check_folder(folder), f"{folder} can be written to")
     if settings.ports is not None:
         yield _tried("ports", lambda: _open(settings, "ports"), _of_range(settings.ports))
-    if settings.metrics_port is not None:
-        text = _of_range(settings.metrics_port)
-        yield _tried("metrics", lambda: _open(settings, "metrics_port"), text)
+    if settings.metrics_ports is not None:
+        text = _of_range(settings.metrics_ports)
+        yield _tried("metrics", lambda: _open(settings, "metrics_ports"), text)
     names = [*_OF_COLLECTIVES, *([_TABLE] if Path(native.get(_TABLE, "")).is_file() else [])]
     asked = [f"{name}={native[name]}" for name in names if name in native]
     if asked:

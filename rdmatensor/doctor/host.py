@@ -102,28 +102,28 @@ def check_governor(machine: Machine) -> Iterator[Finding]:
 
 def check_memory(machine: Machine) -> Iterator[Finding]:
     """Whether the arena fits, and what /dev/shm is."""
-    bound_mb = machine.settings.arena_max_mb
-    if bound_mb is not None and bound_mb << 20 < machine.plan_bytes:
+    bound_mib = machine.settings.arena_max_mib
+    if bound_mib is not None and bound_mib << 20 < machine.plan_bytes:
         yield broken(
             "arena",
-            f"RDMATENSOR_ARENA_MAX_MB={bound_mb} holds it below the plan's "
+            f"RDMATENSOR_ARENA_MAX_MIB={bound_mib} holds it below the plan's "
             f"{machine.plan_bytes} bytes",
-            f"export RDMATENSOR_ARENA_MAX_MB={(machine.plan_bytes >> 20) + 1}",
+            f"export RDMATENSOR_ARENA_MAX_MIB={(machine.plan_bytes >> 20) + 1}",
         )
     limit = cgroup.memory_limit_bytes(machine)
     total = re.search(r"MemTotal:\s+(\d+)", machine.text("proc/meminfo") or "")
     total_bytes = int(total.group(1)) << 10 if total else None
     if limit is not None and (total_bytes is None or limit < total_bytes):
-        arena_mb = machine.arena_bytes >> 20
+        arena_mib = machine.arena_bytes >> 20
         yield _judge_memory(
             machine, limit, f"the control group's limit is {limit >> 20} MiB",
-            f"docker update --memory={2 * arena_mb}m CONTAINER; in Kubernetes "
+            f"docker update --memory={2 * arena_mib}m CONTAINER; in Kubernetes "
             "resources.limits.memory; systemctl set-property UNIT MemoryMax=",
         )  # fmt: skip
     elif total_bytes is not None:
         yield _judge_memory(
             machine, total_bytes, f"{total_bytes >> 20} MiB, no limit of a control group below it",
-            "export RDMATENSOR_ARENA_MB=, for a smaller piece; for a plan, a machine with more "
+            "export RDMATENSOR_ARENA_MIB=, for a smaller piece; for a plan, a machine with more "
             "memory, or more ranks",
         )  # fmt: skip
     yield from _check_shm(machine)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DEADLINE_S = 10.0
 LARGE_BYTES = 1 << 20
 SMALL_BYTES = 8
-_ARENA_MB = 4
+_ARENA_MIB = 4
 _ROUNDS = 20
 
 
@@ -70,8 +70,8 @@ def _judge(settings: Settings, name: str, why: str, *, has_device: bool) -> Find
 def for_trial(settings: Settings, name: TransportName) -> Settings:
     """Drop what a trial in one process does not need: a large arena, fixed ports, a trace."""
     return replace(
-        settings, transport=name, require="auto", arena_mb=_ARENA_MB, arena_max_mb=None,
-        ports=None, metrics_port=None, trace=None,
+        settings, transport=name, require="auto", arena_mib=_ARENA_MIB, arena_max_mib=None,
+        ports=None, metrics_ports=None, trace_dir=None,
     )  # fmt: skip
 
 

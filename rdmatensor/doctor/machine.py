@@ -49,7 +49,7 @@ class Machine:
     @property
     def arena_bytes(self) -> int:
         """The size that the arena soon has: one chunk of it, or as much as the plan needs."""
-        return max(self.settings.arena_mb << 20, self.plan_bytes)
+        return max(self.settings.arena_mib << 20, self.plan_bytes)
 
     def text(self, path: str) -> str | None:
         """Return a file's content without surrounding spaces; None if it cannot be read.

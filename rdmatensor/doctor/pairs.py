@@ -237,7 +237,7 @@ class _Trial:
         settings = config.from_environment()
         self._words, self._rank, self._has_secret = words, rank, settings.secret is not None
         self._context = stack.enter_context(
-            Context(replace(settings, metrics_port=None, trace=None, plan="off"))
+            Context(replace(settings, metrics_ports=None, trace_dir=None, plan="off"))
         )
         self._context.add_job(words.job, settings.secret or words.secret, rank=rank)
         self._source, self._target = (self._context.zeros(LARGE_BYTES, "uint8") for _ in range(2))

@@ -65,7 +65,7 @@ def start_peer(transport: str, tmp_path: Path) -> Iterator[Callable[..., Peer]]:
                 "PATH": "/usr/bin:/bin",
                 "PYTHONPATH": str(folder),
                 "RDMATENSOR_TRANSPORT": transport,
-                "RDMATENSOR_TIMEOUT": "20",
+                "RDMATENSOR_TIMEOUT_S": "20",
                 **environment,
             },
             stdin=subprocess.PIPE,

@@ -19,8 +19,8 @@ def test_thirty_two_ranks_on_two_cores(transport: str, tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "RDMATENSOR_TRANSPORT": transport,
-        "RDMATENSOR_TIMEOUT": "60",
-        "RDMATENSOR_ARENA_MB": "4",
+        "RDMATENSOR_TIMEOUT_S": "60",
+        "RDMATENSOR_ARENA_MIB": "4",
     }
     ranks = subprocess.run(
         [sys.executable, "-X", "faulthandler", str(MANY), str(SIZE), str(tmp_path), "2"],

@@ -296,13 +296,13 @@ def test_a_tensor_of_another_shape_is_told_both(pair: Pair) -> None:
 
 
 def test_the_arena_s_bound_is_told_with_one_that_would_do(settings: Settings) -> None:
-    with Context(replace(settings, arena_max_mb=8, arena_mb=4)) as context:
+    with Context(replace(settings, arena_max_mib=8, arena_mib=4)) as context:
         kept = context.zeros(1 << 20, "uint8")
-        with pytest.raises(OutOfMemoryError, match="RDMATENSOR_ARENA_MAX_MB=") as caught:
+        with pytest.raises(OutOfMemoryError, match="RDMATENSOR_ARENA_MAX_MIB=") as caught:
             context.empty((20 << 20) + 1, "uint8")
         del kept
-    enough = int(re.findall(r"RDMATENSOR_ARENA_MAX_MB=(\d+)", str(caught.value))[0])
-    with Context(replace(settings, arena_max_mb=enough, arena_mb=4)) as context:
+    enough = int(re.findall(r"RDMATENSOR_ARENA_MAX_MIB=(\d+)", str(caught.value))[0])
+    with Context(replace(settings, arena_max_mib=enough, arena_mib=4)) as context:
         kept = context.zeros(1 << 20, "uint8")
         context.empty((20 << 20) + 1, "uint8")
         del kept

@@ -102,13 +102,13 @@ def test_adopted_on_request_and_moved_again(tmp_path: Path) -> None:
 
 
 def test_a_full_arena_is_told_and_stops_nothing(tmp_path: Path) -> None:
-    limits = {"RDMATENSOR_ARENA_MB": "8", "RDMATENSOR_ARENA_MAX_MB": "12"}
+    limits = {"RDMATENSOR_ARENA_MIB": "8", "RDMATENSOR_ARENA_MAX_MIB": "12"}
 
     for rank in jobs.results(jobs.run("roles_adopt:arena_full", 2, tmp_path, environment=limits)):
         assert rank["is_right"]
         assert not rank["is_in_arena"]
         assert rank["adopted"][0]["missed"] > 0
-        assert "RDMATENSOR_ARENA_MAX_MB" in rank["adopted"][0]["reason"]
+        assert "RDMATENSOR_ARENA_MAX_MIB" in rank["adopted"][0]["reason"]
         outside = {entry["what"]: entry["reason"] for entry in rank["not_adopted"]}
         assert outside["gradients of Linear"] == rank["adopted"][0]["reason"]
 

@@ -79,7 +79,7 @@ def test_a_group_leaves_counts_and_unread_addresses_in_the_store(tmp_path: Path)
         ("TEST_HOST", "two words", " is 'two words'; want 1 to 63 letters"),
         ("ALGO", "rign", " is 'rign'; want auto"),
         ("DETERMINISTIC", "yes", " is 'yes'; want 0 or 1"),
-        ("TIMEOUT", "soon", "='soon'"),
+        ("TIMEOUT_S", "soon", "='soon'"),
     ],
 )
 def test_a_rank_names_its_own_wrong_setting_and_not_that_the_store_is_gone(

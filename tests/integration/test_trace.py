@@ -46,7 +46,7 @@ def test_a_setting_traces_a_job(tmp_path: Path) -> None:
             "roles_adopt:buckets",
             2,
             tmp_path,
-            environment={"RDMATENSOR_TRACE": str(tmp_path / "traces")},
+            environment={"RDMATENSOR_TRACE_DIR": str(tmp_path / "traces")},
             mode="views",
         )
     )

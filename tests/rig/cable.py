@@ -303,7 +303,7 @@ def work_without_verbs(why: str = "") -> None:
         world.group("bare").barrier().wait(timeout_s=WAIT_S)
     begun_s = time.monotonic()
     try:
-        limit = {"RDMATENSOR_TIMEOUT": str(REQUIRED_S)}
+        limit = {"RDMATENSOR_TIMEOUT_S": str(REQUIRED_S)}
         with meet("required", RDMATENSOR_REQUIRE="verbs", **limit) as world:
             world[PEER].wait_ready()
     except RdmaTensorError as error:

@@ -11,8 +11,9 @@ import sys
 
 import pytest
 
+from rdmatensor._config.variables import VARIABLES
 from rdmatensor.cli import main
-from rdmatensor.config import VARIABLES, from_environment
+from rdmatensor.config import from_environment
 
 
 def _settings(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
@@ -24,7 +25,7 @@ def _settings(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
 def test_the_values_printed_can_be_set_again(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = {"PORTS": "20000-20010", "LOOPBACK": "1", "TIMEOUT": "7.5", "TRANSPORT": "tcp"}
+    given = {"PORTS": "20000-20010", "LOOPBACK": "1", "TIMEOUT_S": "7.5", "TRANSPORT": "tcp"}
     for name, value in given.items():
         monkeypatch.setenv(f"RDMATENSOR_{name}", value)
     before = from_environment()
@@ -71,7 +72,7 @@ def test_a_wrong_setting_is_one_line(
     shown = capsys.readouterr()
     assert shown.out == ""
     assert len(shown.err.splitlines()) == 1
-    assert "did you mean RDMATENSOR_TIMEOUT?" in shown.err
+    assert "did you mean RDMATENSOR_TIMEOUT_S?" in shown.err
     assert main(["doctor"]) == 1
     assert capsys.readouterr().out.count("did you mean") == 1
 

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from rdmatensor import InvalidArgumentError, Settings
-from rdmatensor.config import FOREIGN_NAMES, NATIVE_NAMES, VARIABLES, Variable, from_environment
+from rdmatensor._config.variables import (
+    NATIVE_NAMES,
+    NATIVE_VARIABLES,
+    VARIABLES,
+    Variable,
+)
+from rdmatensor.config import FOREIGN_NAMES, Options, check_native, from_environment
 
 SETTINGS_PAGE = Path(__file__).parents[2] / "docs/settings.md"
 
@@ -20,18 +26,18 @@ GOOD = {
     "PORTS": ("20000-20010", "ports", (20000, 20010)),
     "LOOPBACK": ("1", "loopback", True),
     "SECRET": ("hush", "secret", b"hush"),
-    "TIMEOUT": ("2.5", "timeout_s", 2.5),
+    "TIMEOUT_S": ("2.5", "timeout_s", 2.5),
     "PEER_TIMEOUT_S": ("3", "peer_timeout_s", 3.0),
-    "ARENA_MB": ("128", "arena_mb", 128),
-    "ARENA_MAX_MB": ("256", "arena_max_mb", 256),
+    "ARENA_MIB": ("128", "arena_mib", 128),
+    "ARENA_MAX_MIB": ("256", "arena_max_mib", 256),
     "TCP_STREAMS": ("4", "tcp_streams", 4),
     "ADOPT": ("0", "adopt", False),
     "HOOKS": ("0", "hooks", False),
     "PLAN": ("off", "plan", "off"),
     "VERIFY": ("CRC32C", "verify", "crc32c"),
-    "METRICS_PORT": ("9400-9401", "metrics_port", (9400, 9401)),
-    "TRACE": ("/var/tmp", "trace", "/var/tmp"),
-    "LOG": ("debug", "log", "debug"),
+    "METRICS_PORTS": ("9400-9401", "metrics_ports", (9400, 9401)),
+    "TRACE_DIR": ("/var/tmp", "trace_dir", "/var/tmp"),
+    "LOG_LEVEL": ("debug", "log_level", "debug"),
 }
 BAD = {
     "TRANSPORT": ["udp", "shm,tcp"],
@@ -39,20 +45,22 @@ BAD = {
     "IFNAME": [" eth0", "a\nb"],
     "ADDR": ["localhost", "300.1.1.1", "10.0.0.1/8"],
     "PORTS": ["0-5", "10-5", "1-70000", "x-y", "5-", "-5"],
-    "LOOPBACK": ["yes", "2"],
-    "TIMEOUT": ["0", "-1", "inf", "nan", "soon", "1e9"],
+    "LOOPBACK": ["ja", "2"],
+    "TIMEOUT_S": ["0", "-1", "inf", "nan", "soon", "1e9"],
     "PEER_TIMEOUT_S": ["0", "never"],
-    "ARENA_MB": ["0", "-1", "1.5", "64M", "99999999999"],
-    "ARENA_MAX_MB": ["0", "x"],
+    "ARENA_MIB": ["0", "-1", "1.5", "64M", "99999999999"],
+    "ARENA_MAX_MIB": ["0", "x"],
     "TCP_STREAMS": ["0", "17", "x"],
-    "METRICS_PORT": ["0", "on", "9401-9400"],
-    "LOG": ["loud", "3"],
+    "METRICS_PORTS": ["0", "on", "9401-9400"],
+    "LOG_LEVEL": ["loud", "3"],
 }
 
 
 def test_an_empty_environment_gives_the_defaults() -> None:
     assert from_environment({}) == Settings()
-    assert from_environment({"PATH": "/bin", "RDMA_X": "1", "RDMATENSOR_LOG": ""}) == Settings()
+    assert (
+        from_environment({"PATH": "/bin", "RDMA_X": "1", "RDMATENSOR_LOG_LEVEL": ""}) == Settings()
+    )
 
 
 BAD_FIELDS: dict[str, list[object]] = {
@@ -66,16 +74,16 @@ BAD_FIELDS: dict[str, list[object]] = {
     "secret_source": ["moon"],
     "timeout_s": ["5", True, None, 0, -1.0, float("nan"), float("inf")],
     "peer_timeout_s": ["5", True, None, 0, -1.0, float("nan"), float("inf")],
-    "arena_mb": [0, -1, 1.5, "64", True, None, 1 << 40],
-    "arena_max_mb": [0, -1, "64"],
+    "arena_mib": [0, -1, 1.5, "64", True, None, 1 << 40],
+    "arena_max_mib": [0, -1, "64"],
     "tcp_streams": [0, 17, 1.0],
     "hooks": [1, "1"],
     "adopt": [1, "1"],
     "plan": ["", " auto", "plan.json"],
-    "trace": ["", " a", 3],
+    "trace_dir": ["", " a", 3],
     "verify": ["", "md5", "CRC32C", True],
-    "metrics_port": [9400, (0, 1), (2, 1), "9400"],
-    "log": ["x", 3, None],
+    "metrics_ports": [9400, (0, 1), (2, 1), "9400"],
+    "log_level": ["x", 3, None],
 }
 
 
@@ -119,7 +127,7 @@ def test_the_tests_know_every_variable() -> None:
 @pytest.mark.parametrize(
     ("wrong", "near"),
     [("RDMATENSOR_TRANSPROT", "RDMATENSOR_TRANSPORT"), ("RDMATENSOR_PORT", "RDMATENSOR_PORTS"),
-     ("RDMATENSOR_TIMEOUT_S", "RDMATENSOR_TIMEOUT")],
+     ("RDMATENSOR_TIMEOUT", "RDMATENSOR_TIMEOUT_S")],
 )  # fmt: skip
 def test_an_unknown_name_is_refused_with_the_nearest(wrong: str, near: str) -> None:
     with pytest.raises(InvalidArgumentError, match=rf"{wrong} .* did you mean {near}\?"):
@@ -181,19 +189,80 @@ def test_what_the_c_library_reads_itself_is_known() -> None:
         from_environment({"RDMATENSOR_VERBS_QP": "4"})
 
 
-def _default(variable: Variable) -> str:
-    value = getattr(Settings(), variable.field, None)
-    if value is None:
-        return "unset"
-    return f"{value:g}" if isinstance(value, float | bool) else str(value)
+def _row(variable: Variable) -> str:
+    meaning = re.sub(r"docs/(\w+\.md)", r"[\1](\1)", variable.meaning)
+    name = f"`{variable.full_name}`"
+    return f"| {name} | {variable.form} | {variable.default} | {variable.scope} | {meaning} |"
 
 
-def test_the_page_of_settings_has_the_table_with_defaults() -> None:
-    page = SETTINGS_PAGE.read_text(encoding="utf-8")
+def test_the_page_of_settings_has_every_variable() -> None:
+    page = SETTINGS_PAGE.read_text(encoding="utf-8").splitlines()
+    assert [_row(one) for one in (*VARIABLES, *NATIVE_VARIABLES) if _row(one) not in page] == []
+
+
+def test_the_defaults_listed_are_those_of_settings() -> None:
     for variable in VARIABLES:
-        meaning = re.sub(r"docs/(\w+\.md)", r"[\1](\1)", variable.meaning)
-        row = f"| `{variable.full_name}` | {variable.form} | {meaning} | {_default(variable)} |"
-        assert row in page.splitlines()
+        value = getattr(Settings(), str(variable.field), None)
+        shown = f"{value:g}" if isinstance(value, float | bool) else str(value)
+        assert variable.default == ("unset" if value is None else shown), variable.name
+
+
+NATIVE = {
+    "ALGO": (["ring", "halving-doubling"], ["rign", "Ring"]),
+    "DETERMINISTIC": (["0", "1"], ["2", "true"]),
+    "COST_TABLE": (["/tmp/costs"], []),
+    "TEST_HOST": (["a.b-c_9"], ["a b", "x" * 64]),
+    "VERBS_DEVICES": (["mlx5_0", "mlx5_0:1,rxe1"], ["mlx5_0:0", "mlx5_0:256", "a,,b", "x" * 256]),
+    "VERBS_GID_INDEX": (["3", "rxe0=1,rxe1=255"], ["-1", "256", "=1", "a="]),
+    "VERBS_QPS": (["1", "8"], ["0", "9", "99", "two"]),
+    "VERBS_LINKS": (["4"], ["5"]),
+    "VERBS_MTU": (["1024", "4096"], ["1000", "8192"]),
+    "VERBS_PKEY": (["0x8001", "1"], ["0", "0x10000"]),
+    "VERBS_PKEY_INDEX": (["0"], ["-1", "65536"]),
+    "VERBS_TIMEOUT": (["31", "017"], ["0", "32"]),
+    "VERBS_RETRY": (["0"], ["7"]),
+    "VERBS_SL": (["15"], ["16"]),
+    "VERBS_TC": (["254"], ["255"]),
+    "VERBS_NOTIFY": (["auto"], ["both"]),
+    "VERBS_FLAG_UNSAFE": (["1"], ["on"]),
+}
+
+
+def test_every_variable_of_the_c_library_has_values_here() -> None:
+    assert {variable.name for variable in NATIVE_VARIABLES} == set(NATIVE)
+
+
+@pytest.mark.parametrize("name", sorted(NATIVE))
+def test_what_the_c_library_reads_is_checked_by_its_form(name: str) -> None:
+    good, bad = NATIVE[name]
+    for text in ("", *good):
+        check_native({f"RDMATENSOR_{name}": text})
+    for text in bad:
+        with pytest.raises(InvalidArgumentError, match=f"RDMATENSOR_{name}='.*it is written as"):
+            check_native({f"RDMATENSOR_{name}": text})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1", True), ("true", True), ("ON", True), ("yes", True), ("0", False), ("False", False)],
+)
+def test_flags_have_several_words(text: str, value: bool) -> None:
+    assert from_environment({"RDMATENSOR_LOOPBACK": text}).loopback is value
+
+
+def test_options_replace_their_variables_only() -> None:
+    environment = {"RDMATENSOR_TIMEOUT_S": "7", "RDMATENSOR_ARENA_MIB": "8"}
+    found = from_environment(environment, Options(timeout_s=3.0, secret=b"hush"))
+    assert (found.timeout_s, found.arena_mib) == (3.0, 8)
+    assert (found.secret, found.secret_source) == (b"hush", "argument")
+    assert from_environment(environment, Options()) == from_environment(environment)
+    assert "hush" not in repr(Options(secret=b"hush"))
+    with pytest.raises(InvalidArgumentError, match="arena_mib=0"):
+        Options(arena_mib=0)
+
+
+def test_options_have_the_fields_of_settings() -> None:
+    assert {*Options.__dataclass_fields__, "secret_source"} == set(Settings.__dataclass_fields__)
 
 
 def test_what_the_c_library_reads_is_in_the_list_and_on_the_page_of_settings() -> None:

@@ -83,7 +83,7 @@ def test_where_the_arena_lies_is_one_line(differs: dict[str, object], line: str)
 
 
 def test_a_context_is_told() -> None:
-    with Context(Settings(loopback=True, arena_mb=1)) as context:
+    with Context(Settings(loopback=True, arena_mib=1)) as context:
         text = context.describe_text()
         for key in context.describe():
             assert any(

@@ -361,7 +361,7 @@ def test_locked_memory_counts_for_each_port_and_not_for_the_privileged(root: Pat
     limits = "Max locked memory         104857600   104857600   bytes\n"
     plant(root, {"proc/self/limits": limits})
     assert examined(root)["memlock"].level == "ok"
-    assert examined(root, settings=Settings(arena_mb=128))["memlock"].level == "slower"
+    assert examined(root, settings=Settings(arena_mib=128))["memlock"].level == "slower"
     second = PORT.replace("ports/1", "ports/2")
     plant(root, {f"{second}/state": "4: ACTIVE\n", f"{second}/link_layer": "InfiniBand\n"})
     assert examined(root)["memlock"].level == "slower"

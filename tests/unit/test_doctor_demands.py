@@ -81,17 +81,17 @@ def test_counters_that_cannot_be_served(
         monkeypatch.setattr("rdmatensor.metrics._client", absent)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        found = tried(Settings(loopback=True, metrics_port=(port, port)))["metrics"]
+        found = tried(Settings(loopback=True, metrics_ports=(port, port)))["metrics"]
     assert found.level == "broken"
     assert ("cannot listen" in found.text) == is_installed, found
-    assert found.fix == f"change or unset RDMATENSOR_{'METRICS_PORT' if is_installed else 'X'}"
+    assert found.fix == f"change or unset RDMATENSOR_{'METRICS_PORTS' if is_installed else 'X'}"
 
 
 def test_a_folder_for_traces_that_is_none(tmp_path: Path) -> None:
-    found = tried(Settings(trace=str(tmp_path / "absent")))["trace"]
-    assert (found.level, found.fix) == ("broken", "change or unset RDMATENSOR_TRACE")
-    assert tried(Settings(trace=str(tmp_path)))["trace"].level == "ok"
-    assert all(loopback.check(Settings(loopback=True, trace=str(tmp_path)), has_device=False))
+    found = tried(Settings(trace_dir=str(tmp_path / "absent")))["trace"]
+    assert (found.level, found.fix) == ("broken", "change or unset RDMATENSOR_TRACE_DIR")
+    assert tried(Settings(trace_dir=str(tmp_path)))["trace"].level == "ok"
+    assert all(loopback.check(Settings(loopback=True, trace_dir=str(tmp_path)), has_device=False))
     assert list(tmp_path.iterdir()) == []  # trials leave no traces there
 
 

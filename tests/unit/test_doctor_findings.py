@@ -67,7 +67,7 @@ def test_a_plan_must_find_room(tmp_path: Path) -> None:
     )
 
     def levels(plan_bytes: int) -> dict[str, str]:
-        settings = Settings(arena_max_mb=512)
+        settings = Settings(arena_max_mib=512)
         machine = Machine(root, settings, plan_bytes=plan_bytes, library=lambda: "libibverbs.so")
         found = {finding.subject: finding.level for finding in examine_machine(machine)}
         return {name: found[name] for name in ("arena", "memory", "memlock") if name in found}

@@ -84,7 +84,7 @@ def test_the_environment_of_a_job_that_runs(rank: int) -> None:
     keys = store.num_keys()
     environment = launched(
         rank, 2, store.port, LOCAL_RANK="0", TORCHELASTIC_USE_AGENT_STORE="True",
-        RDMATENSOR_TIMEOUT="1",
+        RDMATENSOR_TIMEOUT_S="1",
     )  # fmt: skip
     with doctor(environment) as process:
         said, _ = process.communicate(timeout=100)

@@ -1,4 +1,4 @@
-"""RDMATENSOR_LOG: which lines go to standard error."""
+"""RDMATENSOR_LOG_LEVEL: which lines go to standard error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ with Context() as ours, Context() as theirs:
 
 
 def lines_of(level: str) -> list[str]:
-    environment = {**os.environ, "RDMATENSOR_LOOPBACK": "1", "RDMATENSOR_LOG": level}
+    environment = {**os.environ, "RDMATENSOR_LOOPBACK": "1", "RDMATENSOR_LOG_LEVEL": level}
     process = subprocess.run(
         [sys.executable, "-c", MEET],
         check=False, env=environment, capture_output=True, text=True, timeout=50,

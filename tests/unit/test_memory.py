@@ -129,7 +129,7 @@ def test_what_a_user_prints_has_a_name(context: Context) -> None:
 
 
 def test_a_limit_on_the_arena_is_kept_and_named() -> None:
-    with Context(Settings(arena_mb=1, arena_max_mb=8, loopback=True)) as context:
+    with Context(Settings(arena_mib=1, arena_max_mib=8, loopback=True)) as context:
         kept = context.empty(2 << 20, "uint8")
         with pytest.raises(OutOfMemoryError, match=r"arena") as caught:
             context.empty(64 << 20, "uint8")

@@ -32,7 +32,7 @@ from rdmatensor import (
 @pytest.fixture
 def context() -> Context:
     """Return a context without a server."""
-    return Context(Settings(loopback=True, arena_mb=1))
+    return Context(Settings(loopback=True, arena_mib=1))
 
 
 def free_ports(count: int) -> tuple[int, int]:
@@ -208,12 +208,12 @@ def test_devices_counters_are_those_that_the_library_reads() -> None:
 
 def test_each_context_is_served_at_a_port_of_its_own_until_it_closes() -> None:
     ports = free_ports(2)
-    settings = Settings(loopback=True, arena_mb=1, metrics_port=ports)
+    settings = Settings(loopback=True, arena_mib=1, metrics_ports=ports)
     with Context(settings) as first:
         with Context(settings) as second:
             kept = second.empty(10)
             served = [fetch(port) for port in ports]
-            with pytest.raises(DeviceError, match=r"RDMATENSOR_METRICS_PORT: cannot listen"):
+            with pytest.raises(DeviceError, match=r"RDMATENSOR_METRICS_PORTS: cannot listen"):
                 Context(settings)
         counts = [parsed(text)["rdmatensor_registrations_total"] for text in served]
         assert counts == [0, 1]
@@ -231,7 +231,7 @@ def test_only_loopback_is_answered() -> None:
     ports = free_ports(1)
     # 127.0.0.2 is this host too: a socket on all addresses would answer there.
     with (
-        Context(Settings(loopback=True, arena_mb=1, metrics_port=ports)),
+        Context(Settings(loopback=True, arena_mib=1, metrics_ports=ports)),
         pytest.raises(OSError, match="refused"),
     ):
         fetch(ports[0], "127.0.0.2")
@@ -246,7 +246,7 @@ def test_nothing_is_served_unasked(context: Context) -> None:
 
 def test_a_forked_child_lets_the_port_go() -> None:
     ports = free_ports(1)
-    with Context(Settings(loopback=True, arena_mb=1, metrics_port=ports)) as context:
+    with Context(Settings(loopback=True, arena_mib=1, metrics_ports=ports)) as context:
         hold, held = os.pipe()
         child = os.fork()
         if child == 0:
@@ -270,7 +270,7 @@ def test_without_prometheus_client_the_dict_works_and_the_rest_says_what_to_inst
         "    print(len(metrics.values(context)))\n"
         "    try: metrics.text(context)\n"
         "    except NotSupportedError as error: print(error)\n"
-        "try: Context(Settings(metrics_port=(9400, 9407)))\n"
+        "try: Context(Settings(metrics_ports=(9400, 9407)))\n"
         "except NotSupportedError as error: print(error)\n"
     )
     done = subprocess.run(

@@ -37,7 +37,7 @@ def test_the_number_of_unfinished_handshakes_is_the_codes() -> None:
 
 
 def test_named_settings_exist() -> None:
-    config = (ROOT / "rdmatensor/config.py").read_text(encoding="utf-8")
+    config = (ROOT / "rdmatensor/_config/variables.py").read_text(encoding="utf-8")
     names = set(re.findall(r"`RDMATENSOR_(\w+)`", DOC))
     assert names
     assert [

@@ -15,7 +15,7 @@ import pytest
 from rdmatensor import ClosedError, Context, InvalidArgumentError, Settings, trace
 from rdmatensor.trace import Event
 
-SETTINGS = Settings(transport="shm", loopback=True, arena_mb=1, secret=b"trace")
+SETTINGS = Settings(transport="shm", loopback=True, arena_mib=1, secret=b"trace")
 
 
 def write_some(left: Context, count: int, size: int = 512) -> None:
@@ -65,8 +65,8 @@ def test_what_cannot_be_is_refused() -> None:
             trace.start(context)
     with pytest.raises(ClosedError):
         trace.events(context)
-    with pytest.raises(InvalidArgumentError, match="RDMATENSOR_TRACE=/nowhere: no folder"):
-        Context(Settings(loopback=True, trace="/nowhere"))
+    with pytest.raises(InvalidArgumentError, match="RDMATENSOR_TRACE_DIR=/nowhere: no folder"):
+        Context(Settings(loopback=True, trace_dir="/nowhere"))
 
 
 def slices(file: Path) -> list[dict[str, Any]]:
@@ -139,7 +139,9 @@ def test_slices_of_a_row_never_overlap() -> None:
 
 def test_a_setting_writes_it_when_the_context_is_closed(tmp_path: Path) -> None:
     with Context(
-        Settings(transport="shm", loopback=True, arena_mb=1, secret=b"trace", trace=str(tmp_path))
+        Settings(
+            transport="shm", loopback=True, arena_mib=1, secret=b"trace", trace_dir=str(tmp_path)
+        )
     ) as context:
         write_some(context, 2)
     context.close()  # again: nothing
@@ -151,7 +153,7 @@ def test_a_setting_writes_it_when_the_context_is_closed(tmp_path: Path) -> None:
 def test_a_folder_that_is_gone_at_the_end_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
-    context = Context(Settings(loopback=True, arena_mb=1, trace=str(folder)))
+    context = Context(Settings(loopback=True, arena_mib=1, trace_dir=str(folder)))
     folder.rmdir()
     with pytest.warns(RuntimeWarning, match="no trace"):
         context.close()

@@ -1,0 +1,1 @@
+"""What the settings are: their variables, and the checks of their values."""
