@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from rdmatensor.distributed import monitored_barrier as monitored_barrier
     from rdmatensor.distributed import sequence_number as sequence_number
     from rdmatensor.distributed import set_timeout as set_timeout
-    from rdmatensor.endpoint import Blocks as Blocks
     from rdmatensor.endpoint import Endpoint as Endpoint
     from rdmatensor.endpoint import PreparedWrite as PreparedWrite
+    from rdmatensor.endpoint import WriteBatch as WriteBatch
     from rdmatensor.errors import AuthenticationError as AuthenticationError
     from rdmatensor.errors import BusyError as BusyError
     from rdmatensor.errors import CanceledError as CanceledError
@@ -54,12 +54,12 @@ if TYPE_CHECKING:
     from rdmatensor.memory import RemoteRegion as RemoteRegion
     from rdmatensor.persistent import PersistentCollective as PersistentCollective
     from rdmatensor.persistent import PersistentMessage as PersistentMessage
-    from rdmatensor.slot import Held as Held
-    from rdmatensor.slot import Slot as Slot
+    from rdmatensor.slot import SlotReceiver as SlotReceiver
     from rdmatensor.slot import SlotSender as SlotSender
+    from rdmatensor.slot import SlotTensor as SlotTensor
     from rdmatensor.store import FileStore as FileStore
     from rdmatensor.store import Store as Store
-    from rdmatensor.transfer import Reception as Reception
+    from rdmatensor.transfer import ReceiveTransfer as ReceiveTransfer
     from rdmatensor.transfer import Transfer as Transfer
     from rdmatensor.types import Counters as Counters
 
@@ -79,7 +79,7 @@ _MODULES = {
             "set_timeout",
         ),
     ),
-    "endpoint": ("Blocks", "Endpoint", "PreparedWrite"),
+    "endpoint": ("WriteBatch", "Endpoint", "PreparedWrite"),
     "errors": (
         *("AuthenticationError", "BusyError", "CanceledError", "ClosedError", "CompletionError"),
         *("CorruptedDataError", "DeviceError", "ForkedProcessError", "InternalError"),
@@ -92,9 +92,9 @@ _MODULES = {
     "hooks": ("bf16_hook", "bf16_wrapper"),
     "memory": ("Region", "RemoteRegion"),
     "persistent": ("PersistentCollective", "PersistentMessage"),
-    "slot": ("Held", "Slot", "SlotSender"),
+    "slot": ("SlotTensor", "SlotReceiver", "SlotSender"),
     "store": ("FileStore", "Store"),
-    "transfer": ("Reception", "Transfer"),
+    "transfer": ("ReceiveTransfer", "Transfer"),
     "types": ("Counters",),
 }
 _MODULES_BY_NAME = ("distributed", "errors", "metrics", "plan", "symmetric", "torch", "trace")

@@ -19,7 +19,7 @@ from rdmatensor.context import Context
 from rdmatensor.endpoint import Endpoint
 from rdmatensor.errors import ClosedError, MismatchError, PeerError, ProtocolError
 from rdmatensor.group import Group
-from rdmatensor.slot import Slot
+from rdmatensor.slot import SlotReceiver
 from rdmatensor.store import PatientStore, Store, wait_for
 from rdmatensor.types import SlotKind
 
@@ -122,7 +122,7 @@ class World:
         context._set_peers(self.endpoint)
         context.notes["job"] = {"id": self.job, "rank": rank, "size": size}
         context.notes["secret"] = self.secret_source
-        self._ask(lambda store: store.set(self._key(rank), context.blob.hex()))
+        self._ask(lambda store: store.set(self._key(rank), context.address.hex()))
 
     def _ask(self, request: Callable[[Store], T]) -> T:
         return self._store.ask(request, self._timeout_s, "join", self._check_open)
@@ -205,7 +205,7 @@ class World:
     def __getitem__(self, rank: int) -> Endpoint:
         return self.endpoint(rank)
 
-    def slot(
+    def recv_slot(
         self,
         name: str,
         shape: int | tuple[int, ...],
@@ -213,9 +213,9 @@ class World:
         *,
         src: int,
         kind: SlotKind = "static",
-    ) -> Slot:
-        """Make the slot into which rank src sends tensors; see Context.slot()."""
-        return self.context.slot(name, shape, dtype, src=self.endpoint(src), kind=kind)
+    ) -> SlotReceiver:
+        """Make the slot into which rank src sends tensors; see Context.recv_slot()."""
+        return self.context.recv_slot(name, shape, dtype, src=self.endpoint(src), kind=kind)
 
     def group(self, name: str, ranks: list[int] | None = None) -> Group:
         """Make a group of ranks (None: all) for messages and collectives; the World closes it.

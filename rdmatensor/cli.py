@@ -144,7 +144,7 @@ def _look(
     from rdmatensor.doctor import examine, meet
 
     own: list[Finding] = []
-    told: meet.Told | None = ([], [])
+    told: meet.Report | None = ([], [])
     if not is_rank or meet.is_first_of_host():
         for finding in examine(chosen.plan):
             own.append(finding)

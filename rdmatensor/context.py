@@ -29,7 +29,7 @@ from rdmatensor._observe.describe_text import text_of
 from rdmatensor.endpoint import Endpoint, open_endpoint
 from rdmatensor.errors import RANK_UNKNOWN
 from rdmatensor.memory import Region, RemoteRegion
-from rdmatensor.slot import Slot
+from rdmatensor.slot import SlotReceiver
 from rdmatensor.types import Array, Counters, SlotKind, TensorLike
 
 DEFAULT_JOB = "default"
@@ -125,12 +125,12 @@ class Context(Closable):
     # ---- peers ---------------------------------------------------------------------------------
 
     @property
-    def blob(self) -> bytes:
-        """What peers need for connect(): addresses, no secret. Distribute it in any way."""
+    def address(self) -> bytes:
+        """What peers need for connect(): where this process listens, no secret."""
         buf = ffi.new("uint8_t[]", lib.RDT_BLOB_MAX_BYTES)
         length, err = ffi.new("size_t *"), new_error()
-        status = lib.rdt_context_blob(self._c_ptr("blob"), buf, len(buf), length, err)
-        check(status, "blob", err)
+        status = lib.rdt_context_blob(self._c_ptr("address"), buf, len(buf), length, err)
+        check(status, "address", err)
         return bytes(ffi.buffer(buf, length[0]))
 
     @property
@@ -173,25 +173,28 @@ class Context(Closable):
 
     def connect(
         self,
-        blob: bytes,
+        address: bytes,
         *,
         job: str = DEFAULT_JOB,
         rank: int = RANK_UNKNOWN,
         timeout_s: float | None = None,
     ) -> Endpoint:
-        """Return the endpoint to the process with this blob; set-up goes on in the background.
+        """Return the endpoint to the process with this address; set-up goes on in the background.
 
         rank: the peer's, for messages and PeerError.rank. timeout_s bounds the whole set-up.
         Both sides must have the job, see add_job(); it is added here if the settings have a secret.
         """
         limit_s = timeout_s_of(timeout_s, self.settings.timeout_s, "connect")
-        number, data = rank_of(rank, "connect"), raw_bytes(blob, "connect", "blob", "Context.blob")
+        number, data = (
+            rank_of(rank, "connect"),
+            raw_bytes(address, "connect", "address", "Context.address"),
+        )
         job_id = text_bytes(job, "connect", "job")
         if job not in self._jobs:
             self.add_job(job)
         return open_endpoint(self._core, data, job_id, number, limit_s)
 
-    def slot(
+    def recv_slot(
         self,
         name: str,
         shape: int | tuple[int, ...],
@@ -199,29 +202,31 @@ class Context(Closable):
         *,
         src: Endpoint | int,
         kind: SlotKind = "static",
-    ) -> Slot:
+    ) -> SlotReceiver:
         """Make the slot into which src sends tensors, and announce it; returns at once.
 
         Shapes: every tensor has this shape (static), at most it in each dim (bounded: the actual
             one travels with the payload), or any of its ndim (dynamic: pulled by a read).
         dtype: a name, or numpy's or torch's; None is float32, as everywhere.
         src: the sender, an Endpoint or, after join(), a rank. The sender calls
-            `Endpoint.slot(name)`.
+            `Endpoint.send_slot(name)`.
         Raises: InvalidArgumentError, OutOfMemoryError, PeerError.
         """
         if isinstance(src, Endpoint):
             endpoint = src
         elif isinstance(src, bool) or not hasattr(src, "__index__"):
             raise invalid(
-                "slot",
+                "recv_slot",
                 f"src={src!r} is a {type(src).__name__}, neither an Endpoint nor, after join(), "
                 "a rank",
             )
         elif self._peers is None:
-            raise invalid("slot", f"src={src!r} is a rank, and only join() gives ranks a meaning")
+            raise invalid(
+                "recv_slot", f"src={src!r} is a rank, and only join() gives ranks a meaning"
+            )
         else:
             endpoint = self._peers(src)
-        return Slot(self._core, endpoint._ptr("slot"), name, shape, dtype, kind)
+        return SlotReceiver(self._core, endpoint._ptr("recv_slot"), name, shape, dtype, kind)
 
     def _set_peers(self, peers: Callable[[int], Endpoint] | None) -> None:
         """Set how slot() finds the endpoint of a rank; join() calls this."""

@@ -39,7 +39,7 @@ _NO_NOTIFY: int = lib.RDT_NOTIFY_NONE
 NOTIFY_MAX: int = lib.RDT_NOTIFY_MAX
 
 
-class Blocks:
+class WriteBatch:
     """Pieces of local memory and their destinations: made once, written with write_many() often.
 
     blocks: pairs (tensor, dst_offset_bytes); each tensor goes whole to that offset, in bytes, of
@@ -91,7 +91,7 @@ class Blocks:
         block_bytes: int,
         src_offsets_bytes: NDArray[np.integer[NBitBase]] | Iterable[int],
         dst_offsets_bytes: NDArray[np.integer[NBitBase]] | Iterable[int],
-    ) -> Blocks:
+    ) -> WriteBatch:
         """Make blocks of one length out of parts of one tensor, without a Python step per block.
 
         Units: bytes. Raises InvalidArgumentError if a part leaves src.
@@ -121,11 +121,11 @@ def _offsets(values: NDArray[np.integer[NBitBase]] | Iterable[int]) -> NDArray[n
         raise invalid("write_many", f"offsets must be whole numbers of bytes: {error}") from None
 
 
-assert ffi.sizeof("struct rdt_block") == 24, "Blocks.of_parts() lays three words over it"
+assert ffi.sizeof("struct rdt_block") == 24, "WriteBatch.of_parts() lays three words over it"
 
 
 class PreparedWrite:
-    """A write that was checked once and is posted by each call; made by prepare_write()."""
+    """A write that was checked once and is posted as often as wanted; made by prepare_write()."""
 
     __slots__ = ("_dst", "_endpoint", "_len_bytes", "_notify", "_offset_bytes", "_src", "_what")
 
@@ -139,7 +139,7 @@ class PreparedWrite:
         self._notify = notify
         self._what = partial(endpoint._operation, "write", self._len_bytes)
 
-    def __call__(self, notify: int | None = None) -> Transfer:
+    def post(self, notify: int | None = None) -> Transfer:
         """Post it; notify replaces the prepared one for this call."""
         endpoint, frame = self._endpoint, take()
         word = self._notify if notify is None else notify_word(notify)
@@ -259,23 +259,24 @@ class Endpoint(Closable):
         dst_offset_bytes: int = 0,
         notify: int | None = None,
     ) -> PreparedWrite:
-        """Check a write once; each call of the result posts it. See write()."""
+        """Check a write once; each post() of the result sends it. See write()."""
         offset = _offset(dst_offset_bytes, "write", "dst_offset_bytes")
         return PreparedWrite(self, src, dst, offset, notify_word(notify))
 
     def write_many(
         self,
-        blocks: Blocks | Iterable[tuple[TensorLike, int]],
+        blocks: WriteBatch | Iterable[tuple[TensorLike, int]],
         dst: RemoteRegion,
         *,
         notify: int | None = None,
     ) -> Transfer:
         """Start one write of many blocks into one remote region, with one notification.
 
-        blocks: pairs (tensor, dst_offset_bytes), or Blocks, which are checked once for many calls.
+        blocks: pairs (tensor, dst_offset_bytes), or WriteBatch, which are checked once for many
+            calls.
         The notification is delivered after all of them are in place. The rest is as with write().
         """
-        made = blocks if isinstance(blocks, Blocks) else Blocks(blocks)
+        made = blocks if isinstance(blocks, WriteBatch) else WriteBatch(blocks)
         frame = take()
         status = lib.rdt_endpoint_write_many(
             self._ptr("write_many"), made._ptr, made.count, _struct_of(dst, "write_many"),
@@ -334,7 +335,7 @@ class Endpoint(Closable):
             )
         return status
 
-    def slot(
+    def send_slot(
         self,
         name: str,
         shape: int | tuple[int, ...] | None = None,
@@ -371,8 +372,8 @@ class Endpoint(Closable):
         return f"<Endpoint rank={self.rank} {state}>"
 
 
-def open_endpoint(core: Core, blob: bytes, job: bytes, rank: int, timeout_s: float) -> Endpoint:
-    """Open the endpoint to the process that published blob; arguments are checked already."""
+def open_endpoint(core: Core, address: bytes, job: bytes, rank: int, timeout_s: float) -> Endpoint:
+    """Open the endpoint to the process with this address; arguments are checked already."""
     opts = ffi.new("struct rdt_endpoint_opts *")
     job_id = ffi.new("char[]", job)
     opts.struct_size = ffi.sizeof("struct rdt_endpoint_opts")
@@ -380,6 +381,6 @@ def open_endpoint(core: Core, blob: bytes, job: bytes, rank: int, timeout_s: flo
     opts.timeout_ns = max(1, int(timeout_s * 1e9))
     opts.job_id = job_id
     out, err = ffi.new("rdt_endpoint **"), new_error()
-    status = lib.rdt_endpoint_open(core.get("connect"), blob, len(blob), opts, out, err)
+    status = lib.rdt_endpoint_open(core.get("connect"), address, len(address), opts, out, err)
     check(status, "connect", err)
     return Endpoint(core, out[0], rank)

@@ -28,7 +28,7 @@ from rdmatensor._native.ffi import (
     take,
 )
 from rdmatensor.persistent import PersistentCollective, PersistentMessage
-from rdmatensor.transfer import Reception, Transfer
+from rdmatensor.transfer import ReceiveTransfer, Transfer
 from rdmatensor.types import ReduceOp, TensorLike
 
 
@@ -89,11 +89,11 @@ class Group(Closable):
         )
         return Transfer(self._core, frame, data, partial(self._what, f"send to {dst}", len_bytes))
 
-    def recv(self, tensor: TensorLike, src: int | None = None, *, tag: int = 0) -> Reception:
+    def recv(self, tensor: TensorLike, src: int | None = None, *, tag: int = 0) -> ReceiveTransfer:
         """Receive into a tensor.
 
-        A shorter message is legal: Reception.len_bytes and Reception.source report its size and
-        sender. A longer one is MismatchError.
+        A shorter message is legal: ReceiveTransfer.len_bytes and ReceiveTransfer.source report its
+        size and sender. A longer one is MismatchError.
 
         Args:
             tensor: The destination, of any shape.
@@ -118,7 +118,7 @@ class Group(Closable):
             err,
         )
         what = partial(self._what, f"recv from {'any' if src is None else src}", len_bytes)
-        return Reception(self._core, frame, data, what)
+        return ReceiveTransfer(self._core, frame, data, what)
 
     # ---- collectives ---------------------------------------------------------------------------
 

@@ -97,7 +97,7 @@ class PersistentMessage:
         """Post the message; several may be in flight, and match in order.
 
         Returns:
-            The message in flight; a Reception for a receive.
+            The message in flight; a ReceiveTransfer for a receive.
 
         Raises:
             ClosedError: The group or its context was closed.

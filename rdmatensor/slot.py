@@ -1,7 +1,8 @@
 """Slots: the destinations of tensors, matched by name.
 
-The receiver makes the slot with Context.slot() and takes tensors with get(). The sender opens its
-side with Endpoint.slot() and sends tensors with put(), or writes them in buffer() and calls post().
+The receiver makes the slot with Context.recv_slot() and takes tensors with get(). The sender opens
+its side with Endpoint.send_slot() and sends tensors with put(), or writes them in buffer() and
+calls post().
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from rdmatensor.transfer import Transfer
 from rdmatensor.types import Array, SlotKind, TensorLike
 
 
-class Held:
+class SlotTensor:
     """A tensor received from a slot; `with` gives the array and returns the credit at the end.
 
     Ownership: the array is the slot's memory, yours until release(): then the sender may write it.
@@ -44,7 +45,7 @@ class Held:
 
     __slots__ = ("_is_released", "_slot", "array", "epoch")
 
-    def __init__(self, slot: Slot, array: Array, epoch: int) -> None:
+    def __init__(self, slot: SlotReceiver, array: Array, epoch: int) -> None:
         self._slot = slot
         self.array = array
         self.epoch = epoch
@@ -73,8 +74,8 @@ class Held:
         self.release()
 
 
-class Slot(Closable):
-    """The receiver's side; made by Context.slot(). Two buffers: one can be read while one fills.
+class SlotReceiver(Closable):
+    """The receiver's side; made by Context.recv_slot(). It has two buffers.
 
     Threads: one thread at a time. A signal handler must not call get() of a slot whose get() it may
         have interrupted.
@@ -90,18 +91,22 @@ class Slot(Closable):
         kind: SlotKind,
     ) -> None:
         self.name = name
-        self.shape = shape_of(shape, "slot")
+        self.shape = shape_of(shape, "recv_slot")
         self.dtype = dtype_name(dtype)
         self.kind: SlotKind = kind
-        desc = tensor_desc(kind, self.dtype, self.shape, "slot")
+        desc = tensor_desc(kind, self.dtype, self.shape, "recv_slot")
         out, err = ffi.new("rdt_slot **"), new_error()
-        check(lib.rdt_slot_create(endpoint, _name(name), desc, out, err), "slot", err)
+        check(
+            lib.rdt_slot_create(endpoint, _name(name, "recv_slot"), desc, out, err),
+            "recv_slot",
+            err,
+        )
         self._core = core
         self._handle: Handle = core.adopt(Handle(f"slot {name!r}", out[0], lib.rdt_slot_destroy))
-        self._held: deque[Held] = deque()
+        self._held: deque[SlotTensor] = deque()
         self._arrays: dict[int, Array] = {}  # static: the two buffers, by address
 
-    def get(self, timeout_s: float | None = None) -> Held:
+    def get(self, timeout_s: float | None = None) -> SlotTensor:
         """Wait for the next tensor, in the sender's order.
 
         Use: `with slot.get(timeout_s=5) as t:`; t is a numpy array over the slot's memory, of the
@@ -121,7 +126,7 @@ class Slot(Closable):
                 timeout_s_of(timeout_s, self._core.timeout_s, "get"),
                 err,
             )
-            held = Held(self, self._array_of(view), view.epoch)
+            held = SlotTensor(self, self._array_of(view), view.epoch)
         except errors.StaleRegionError as error:
             raise errors.StaleRegionError(
                 error.code,
@@ -165,11 +170,11 @@ class Slot(Closable):
         super().close()
 
     def __repr__(self) -> str:
-        return f"<Slot {self.name!r} {self.kind} {self.dtype} {list(self.shape)}>"
+        return f"<SlotReceiver {self.name!r} {self.kind} {self.dtype} {list(self.shape)}>"
 
 
 class SlotSender(Closable):
-    """The sender's side; made by Endpoint.slot(). Threads: one thread at a time."""
+    """The sender's side; made by Endpoint.send_slot(). Threads: one thread at a time."""
 
     def __init__(
         self,
@@ -190,33 +195,35 @@ class SlotSender(Closable):
         self._handle: Handle | None = None
         self._filling: tuple[int, ...] | None = None
         self._arrays: dict[int, Array] = {}
-        self._timeout_s = timeout_s_of(timeout_s, core.timeout_s, "slot")
+        self._timeout_s = timeout_s_of(timeout_s, core.timeout_s, "send_slot")
         if shape is None and dtype is not None:
-            raise invalid("slot", f"slot {name!r}: give a shape with the dtype, or neither")
+            raise invalid("send_slot", f"slot {name!r}: give a shape with the dtype, or neither")
         if shape is not None:
-            self._open(shape_of(shape, "slot"), dtype_name(dtype))
+            self._open(shape_of(shape, "send_slot"), dtype_name(dtype))
         elif kind == "bounded":
-            raise invalid("slot", f"slot {name!r} is bounded: give the maximum shape and the dtype")
+            raise invalid(
+                "send_slot", f"slot {name!r} is bounded: give the maximum shape and the dtype"
+            )
 
     def _open(self, shape: tuple[int, ...], dtype: str) -> CData:
-        desc = tensor_desc(self.kind, dtype, shape, "slot")
-        name, err = _name(self.name), new_error()
+        desc = tensor_desc(self.kind, dtype, shape, "send_slot")
+        name, err = _name(self.name, "send_slot"), new_error()
         made = ffi.new("rdt_slot_tx **")
         # The known description may be old: the receiver may have made a new slot of this name.
-        lib.rdt_context_progress(self._core.get("slot"))
+        lib.rdt_context_progress(self._core.get("send_slot"))
         self._core.waiters.wait(
             lambda slice_ns: cast(
                 "int",
-                lib.rdt_slot_tx_open(self._endpoint("slot"), name, desc, slice_ns, made, err),
+                lib.rdt_slot_tx_open(self._endpoint("send_slot"), name, desc, slice_ns, made, err),
             ),
-            "slot",
+            "send_slot",
             self._timeout_s,
             err,
         )
         handle = Handle(f"slot {self.name!r}", made[0], lib.rdt_slot_tx_destroy)
         self._handle = self._core.adopt(handle)
         self.shape, self.dtype = shape, dtype
-        return handle.get("slot")
+        return handle.get("send_slot")
 
     def put(self, tensor: TensorLike, timeout_s: float | None = None) -> Transfer:
         """Write a tensor into the slot, one-sided; waits for a free buffer.
@@ -307,7 +314,7 @@ class SlotSender(Closable):
         if self._handle is None:
             raise invalid(
                 call,
-                f"slot {self.name!r}: give Endpoint.slot() a shape and a dtype, or put() a "
+                f"slot {self.name!r}: give Endpoint.send_slot() a shape and a dtype, or put() a "
                 "tensor first",
             )
         return self._handle.get(call)
@@ -335,10 +342,10 @@ class SlotSender(Closable):
         return f"<SlotSender {self.name!r} {self.kind} {self.dtype} {self.shape}>"
 
 
-def _name(name: str) -> bytes:
-    data = text_bytes(name, "slot", "name")
+def _name(name: str, call: str) -> bytes:
+    data = text_bytes(name, call, "name")
     if not 1 <= len(data) < lib.RDT_SLOT_NAME_BYTES:
-        raise invalid("slot", f"name {name!r} must have 1 to {lib.RDT_SLOT_NAME_BYTES - 1} bytes")
+        raise invalid(call, f"name {name!r} must have 1 to {lib.RDT_SLOT_NAME_BYTES - 1} bytes")
     return data
 
 

@@ -56,7 +56,7 @@ class _Bell:
 
 
 class Transfer:
-    """One operation in flight. Wait for it, poll `done`, `await` it, or give it to a poll loop.
+    """One operation in flight. Wait for it, poll `done()`, `await` it, or give it to a poll loop.
 
     Ownership: the memory that it reads or writes is kept alive until it has ended, even if the
         Transfer itself is dropped; it must not be changed (source) or used (destination) before.
@@ -94,7 +94,6 @@ class Transfer:
         else:
             self._end(status)
 
-    @property
     def done(self) -> bool:
         """Whether it has ended, well or not; drives the engine once if not. Never waits."""
         if self._ptr is None:
@@ -113,7 +112,7 @@ class Transfer:
     def fileno(self) -> int:
         """Return a descriptor for select, poll and event loops: readable once it has ended.
 
-        It may also wake for nothing: check `done` then. Do not read from it or close it: the
+        It may also wake for nothing: check `done()` then. Do not read from it or close it: the
         transfer owns it, for its lifetime. Raises BusyError if the transfer is awaited already.
         """
         if self._bell is None:
@@ -225,7 +224,7 @@ class Transfer:
 
     def __await__(self) -> Generator[object, None, None]:
         """Wait in an asyncio event loop; the context's deadline holds here too."""
-        if not self.done:
+        if not self.done():
             yield from Waker.of(self._core).wait(self).__await__()
         if self._error is not None:
             self._is_told = True
@@ -242,7 +241,7 @@ class Transfer:
             lib.rdt_transfer_on_done(self._ptr, RING, ffi.cast("void *", event_fd))
 
 
-class Reception(Transfer):
+class ReceiveTransfer(Transfer):
     """A receive in flight; after wait(): its size and its source."""
 
     __slots__ = ("len_bytes", "source")
@@ -313,7 +312,7 @@ class Waker:
         for transfer, future, deadline_s in self._waiting:
             if future.done():  # cancelled
                 continue
-            if transfer.done:
+            if transfer.done():
                 future.set_result(None)
             elif time.monotonic() >= deadline_s:
                 future.set_exception(transfer._timed_out(self._core.timeout_s))

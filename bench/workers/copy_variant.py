@@ -26,7 +26,7 @@ import rdmatensor
 from bench.benchlib import programs
 from bench.workers.grpc_server import flat_of
 from rdmatensor._native.ffi import CData, ffi, lib
-from rdmatensor.slot import Slot, SlotSender
+from rdmatensor.slot import SlotReceiver, SlotSender
 
 _HEADS_BYTES = 16 << 10  # COPY_RING_HEADS_BYTES
 _CALLS = {
@@ -106,7 +106,9 @@ def _library() -> ctypes.CDLL:
 class End:
     """One end of a ring in C. Threads: one at a time."""
 
-    def __init__(self, ring: Ring, slots: Sequence[Slot | SlotSender], patience_s: float) -> None:
+    def __init__(
+        self, ring: Ring, slots: Sequence[SlotReceiver | SlotSender], patience_s: float
+    ) -> None:
         _library()  # compiled before anything is timed
         found = {name: _address(ffi.addressof(lib, call)) for name, call in _CALLS.items()}
         self._calls = _Calls(**found)
@@ -212,13 +214,14 @@ class Exchange:
         names = [f"gradients {number}" for number in range(self._ring.slots)]
         slots = {
             peer: [
-                self._world.slot(name, most, "uint8", src=peer, kind="bounded") for name in names
+                self._world.recv_slot(name, most, "uint8", src=peer, kind="bounded")
+                for name in names
             ]
             for peer in peers
         }
         senders = {
             peer: [
-                self._world.endpoint(peer).slot(
+                self._world.endpoint(peer).send_slot(
                     name, most, "uint8", kind="bounded", timeout_s=patience_s
                 )
                 for name in names

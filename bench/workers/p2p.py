@@ -62,7 +62,10 @@ class Ours:
                 lambda: endpoint.write(small, remote, notify=1).wait(),
                 lambda: endpoint.write(large, remote, notify=1).wait(),
             ),
-            "prepared": (lambda: prepared_small().wait(), lambda: prepared_large().wait()),
+            "prepared": (
+                lambda: prepared_small.post().wait(),
+                lambda: prepared_large.post().wait(),
+            ),
         }
         self.path = str(endpoint.transport)
 

@@ -102,10 +102,13 @@ def exchange(world: World, size_bytes: int) -> str:
     """Send a tensor of a size from rank 0 to rank 1, which compares it."""
     name, wanted = f"bytes-{size_bytes}", payload(size_bytes)
     if world.rank == 0:
-        with world[1].slot(name, (size_bytes,), "uint8") as out:
+        with world[1].send_slot(name, (size_bytes,), "uint8") as out:
             out.put(wanted).wait(timeout_s=WAIT_S)
         return "sent"
-    with world.slot(name, (size_bytes,), "uint8", src=0) as slot, slot.get(timeout_s=WAIT_S) as got:
+    with (
+        world.recv_slot(name, (size_bytes,), "uint8", src=0) as slot,
+        slot.get(timeout_s=WAIT_S) as got,
+    ):
         if not np.array_equal(got, wanted):
             raise AssertionError(f"{int((got != wanted).sum())} of {size_bytes} bytes differ")
     return "every byte as sent"

@@ -85,7 +85,7 @@ def _sum(settings: Settings) -> None:
         contexts = [stack.enter_context(Context(chosen)) for _ in tensors]
         for rank, context in enumerate(contexts):
             context.add_job(_JOB, secret, rank=rank)
-        blobs = [context.blob for context in contexts]
+        blobs = [context.address for context in contexts]
         groups = [
             stack.enter_context(
                 Group(

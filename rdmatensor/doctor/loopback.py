@@ -98,7 +98,7 @@ def measure_pair(writer: Context, owner: Context) -> str:
     region = owner.export(target)
     begun_s = time.perf_counter()
     with writer.connect(
-        owner.blob, job="doctor", timeout_s=min(DEADLINE_S, writer.settings.timeout_s)
+        owner.address, job="doctor", timeout_s=min(DEADLINE_S, writer.settings.timeout_s)
     ) as endpoint:
         endpoint.wait_ready()
         ready_s = time.perf_counter() - begun_s

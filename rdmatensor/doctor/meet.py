@@ -20,7 +20,7 @@ from rdmatensor.store import Store
 PATIENCE_S = 120.0  # to start the others
 _SILENT_S = 3.0  # of it: ranks that are started at once need as long to import torch
 _OF_LAUNCHERS = frozenset({"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
-Told = tuple[list[Finding], list[str]]
+Report = tuple[list[Finding], list[str]]
 _Result = TypeVar("_Result")
 
 
@@ -49,14 +49,14 @@ def told_of_rank(found: Finding) -> Finding:
     return pairs.told_of(found, os.environ["RANK"], pairs.host())
 
 
-def with_ranks(own: list[Finding]) -> Told | None:
+def with_ranks(own: list[Finding]) -> Report | None:
     """Test all pairs of a launcher's ranks; return findings and the matrix on rank 0.
 
     own: what this rank found on its machine; what is not ok in it reaches rank 0.
     Elsewhere: None, or why this rank has not met the others.
     """
 
-    def run() -> Told | None:
+    def run() -> Report | None:
         host, port, rank, size = _place()
         patience_s = _patience_s()
         others = f"{size - 1} other rank{'s' * (size > 2)} at {host}:{port}"
@@ -100,10 +100,10 @@ def _store(host: str, port: int, rank: int, timeout_s: float) -> Store:
     return store
 
 
-def with_peer(listen: int | None, peer: str | None, own: list[Finding]) -> Told:
+def with_peer(listen: int | None, peer: str | None, own: list[Finding]) -> Report:
     """Test the pair with one other doctor: listen on a port, or connect to its port."""
 
-    def run() -> Told:
+    def run() -> Report:
         rank, port = 0 if peer is None else 1, listen or pair_store.PORT
         patience_s = _patience_s()
         where = f"to listen at {peer}" if peer else f"to come to port {port}"
@@ -136,7 +136,7 @@ def _wrong(findings: list[Finding]) -> tuple[Finding, ...]:
     return tuple(finding for finding in findings if finding.level != "ok")
 
 
-def _guarded(run: Callable[[], _Result]) -> _Result | Told:
+def _guarded(run: Callable[[], _Result]) -> _Result | Report:
     try:
         return run()
     # Stores raise RuntimeError once their host is gone, or their port is taken.

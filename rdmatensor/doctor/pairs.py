@@ -246,7 +246,7 @@ class _Trial:
 
     def hello(self) -> Hello:
         """Return what the others need to write to this rank."""
-        blob, region = self._context.blob.hex(), self._region.encode().hex()
+        blob, region = self._context.address.hex(), self._region.encode().hex()
         return Hello(has_secret=self._has_secret, blob=blob, region=region)
 
     def viable(self) -> tuple[str, ...]:

@@ -42,8 +42,8 @@ def pair(settings: Settings) -> Iterator[Pair]:
     with Context(settings) as left, Context(settings) as right:
         left.add_job(rank=0)
         right.add_job(rank=1)
-        to_right = left.connect(right.blob, rank=1)
-        to_left = right.connect(left.blob, rank=0)
+        to_right = left.connect(right.address, rank=1)
+        to_left = right.connect(left.address, rank=0)
         to_right.wait_ready()
         to_left.wait_ready()
         assert to_right.transport == to_left.transport == settings.transport

@@ -109,8 +109,8 @@ def ping(world: World) -> None:
     """Exchange a slot each way, so that two jobs at once would show a mix-up."""
     mark, other = float(hear()), _others(world)[0]
     with (
-        world.slot("x", (64,), src=other) as slot,
-        world[other].slot("x", (64,), "float32") as out,
+        world.recv_slot("x", (64,), src=other) as slot,
+        world[other].send_slot("x", (64,), "float32") as out,
     ):
         for step in range(200):
             out.put(np.full(64, mark + step, np.float32)).wait()

@@ -38,10 +38,10 @@ def signal_soon(handler: Callable[[], object], after_s: float = 0.25) -> Iterato
 
 def test_a_put_that_waits_sends_its_own_shape(pair: Pair) -> None:
     with (
-        pair.right.slot("s", (4, 8), src=pair.to_left, kind="bounded") as slot,
-        pair.right.slot("o", (9, 9), src=pair.to_left, kind="bounded") as other,
-        pair.to_right.slot("s", (4, 8), "float32", kind="bounded") as out,
-        pair.to_right.slot("o", (9, 9), "float32", kind="bounded") as other_out,
+        pair.right.recv_slot("s", (4, 8), src=pair.to_left, kind="bounded") as slot,
+        pair.right.recv_slot("o", (9, 9), src=pair.to_left, kind="bounded") as other,
+        pair.to_right.send_slot("s", (4, 8), "float32", kind="bounded") as out,
+        pair.to_right.send_slot("o", (9, 9), "float32", kind="bounded") as other_out,
     ):
         out.put(FULL, timeout_s=5).wait()
         out.put(FULL, timeout_s=5).wait()
@@ -62,10 +62,10 @@ def test_a_put_that_waits_sends_its_own_shape(pair: Pair) -> None:
 
 def test_a_get_that_waits_returns_its_own_view(pair: Pair) -> None:
     with (
-        pair.right.slot("s", (4, 8), src=pair.to_left, kind="bounded") as slot,
-        pair.right.slot("o", (9, 9), src=pair.to_left, kind="bounded") as other,
-        pair.to_right.slot("s", (4, 8), "float32", kind="bounded") as out,
-        pair.to_right.slot("o", (9, 9), "float32", kind="bounded") as other_out,
+        pair.right.recv_slot("s", (4, 8), src=pair.to_left, kind="bounded") as slot,
+        pair.right.recv_slot("o", (9, 9), src=pair.to_left, kind="bounded") as other,
+        pair.to_right.send_slot("s", (4, 8), "float32", kind="bounded") as out,
+        pair.to_right.send_slot("o", (9, 9), "float32", kind="bounded") as other_out,
     ):
 
         def handler() -> None:
@@ -91,10 +91,10 @@ def test_a_finalizer_changes_nothing_of_a_put_that_waits(pair: Pair) -> None:
                 pass
 
     with (
-        pair.right.slot("s", (4, 8), src=pair.to_left, kind="bounded") as slot,
-        pair.right.slot("o", (9, 9), src=pair.to_left, kind="bounded") as other,
-        pair.to_right.slot("s", (4, 8), "float32", kind="bounded") as out,
-        pair.to_right.slot("o", (9, 9), "float32", kind="bounded") as other_out,
+        pair.right.recv_slot("s", (4, 8), src=pair.to_left, kind="bounded") as slot,
+        pair.right.recv_slot("o", (9, 9), src=pair.to_left, kind="bounded") as other,
+        pair.to_right.send_slot("s", (4, 8), "float32", kind="bounded") as out,
+        pair.to_right.send_slot("o", (9, 9), "float32", kind="bounded") as other_out,
     ):
         out.put(FULL, timeout_s=5).wait()
         out.put(FULL, timeout_s=5).wait()
@@ -123,10 +123,10 @@ def test_a_wait_for_a_notification_returns_its_own(pair: Pair) -> None:
 
 def test_an_error_of_a_wait_keeps_its_own_words(pair: Pair) -> None:
     with (
-        pair.right.slot("s", 4, src=pair.to_left),
-        pair.right.slot("o", 4, src=pair.to_left),
-        pair.to_right.slot("s", 4) as out,
-        pair.to_right.slot("o", 4) as other_out,
+        pair.right.recv_slot("s", 4, src=pair.to_left),
+        pair.right.recv_slot("o", 4, src=pair.to_left),
+        pair.to_right.send_slot("s", 4) as out,
+        pair.to_right.send_slot("o", 4) as other_out,
     ):
         tensor = np.zeros(4, np.float32)
         for sender in (out, out, other_out, other_out):
@@ -142,8 +142,8 @@ def test_an_error_of_a_wait_keeps_its_own_words(pair: Pair) -> None:
 
 def test_a_handler_that_closes_the_slot_ends_its_put(pair: Pair) -> None:
     with (
-        pair.right.slot("s", 4, src=pair.to_left),
-        pair.to_right.slot("s", 4) as out,
+        pair.right.recv_slot("s", 4, src=pair.to_left),
+        pair.to_right.send_slot("s", 4) as out,
     ):
         tensor = np.zeros(4, np.float32)
         for _ in range(2):
@@ -153,7 +153,7 @@ def test_a_handler_that_closes_the_slot_ends_its_put(pair: Pair) -> None:
 
 
 def test_a_handler_that_closes_the_slot_ends_its_get(pair: Pair) -> None:
-    slot = pair.right.slot("s", 4, src=pair.to_left)
+    slot = pair.right.recv_slot("s", 4, src=pair.to_left)
     with signal_soon(slot.close), pytest.raises(ClosedError):
         slot.get(timeout_s=5)
 
@@ -161,8 +161,8 @@ def test_a_handler_that_closes_the_slot_ends_its_get(pair: Pair) -> None:
 def test_a_handler_may_wait_for_the_same_transfer(pair: Pair) -> None:
     """The C handle goes with the first answer; the wait outside must not touch it any more."""
     with (
-        pair.right.slot("s", (3,), src=pair.to_left, kind="dynamic") as slot,
-        pair.to_right.slot("s", (3,), "float32", kind="dynamic") as out,
+        pair.right.recv_slot("s", (3,), src=pair.to_left, kind="dynamic") as slot,
+        pair.to_right.send_slot("s", (3,), "float32", kind="dynamic") as out,
     ):
         transfer: Transfer = out.put(np.ones(3, np.float32), timeout_s=5)
         arrived = threading.Event()
@@ -182,4 +182,4 @@ def test_a_handler_may_wait_for_the_same_transfer(pair: Pair) -> None:
         with signal_soon(handler):
             transfer.wait(timeout_s=5)
         reader.join(10)
-        assert transfer.done
+        assert transfer.done()

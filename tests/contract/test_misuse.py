@@ -80,16 +80,16 @@ def test_a_look_that_finds_nothing_says_so(pair: Pair) -> None:
 
 def test_a_put_that_is_no_tensor_is_refused_as_by_write(pair: Pair) -> None:
     with (
-        pair.right.slot("s", 4, src=pair.to_left),
-        pair.to_right.slot("s", 4, "float32") as sender,
+        pair.right.recv_slot("s", 4, src=pair.to_left),
+        pair.to_right.send_slot("s", 4, "float32") as sender,
         pytest.raises(InvalidArgumentError, match="list is not a tensor"),
     ):
         sender.put([1.0])  # type: ignore[arg-type]
 
 
 def test_a_sender_that_leaves_before_a_dynamic_tensor_is_read_is_blamed(pair: Pair) -> None:
-    with pair.right.slot("late", (4,), src=pair.to_left, kind="dynamic") as slot:
-        with pair.to_right.slot("late", (4,), "float32", kind="dynamic") as sender:
+    with pair.right.recv_slot("late", (4,), src=pair.to_left, kind="dynamic") as slot:
+        with pair.to_right.send_slot("late", (4,), "float32", kind="dynamic") as sender:
             transfer = sender.put(np.ones(4, np.float32))
         with pytest.raises(ClosedError, match="slot 'late' was closed"):
             transfer.wait()
@@ -97,7 +97,7 @@ def test_a_sender_that_leaves_before_a_dynamic_tensor_is_read_is_blamed(pair: Pa
             slot.get()
         with pytest.raises(TransferTimeoutError):
             slot.get(timeout_s=0.05)  # it is told once
-        with pair.to_right.slot("late", (4,), "float32", kind="dynamic") as sender:
+        with pair.to_right.send_slot("late", (4,), "float32", kind="dynamic") as sender:
             for value in range(5):  # and the slot goes on, with both its buffers
                 transfer = sender.put(np.full(4, value, np.float32))
                 with slot.get() as tensor:
@@ -106,8 +106,8 @@ def test_a_sender_that_leaves_before_a_dynamic_tensor_is_read_is_blamed(pair: Pa
 
 
 def test_what_is_held_stays_when_the_next_was_taken_back(pair: Pair) -> None:
-    with pair.right.slot("held", (4,), src=pair.to_left, kind="dynamic") as slot:
-        with pair.to_right.slot("held", (4,), "float32", kind="dynamic") as sender:
+    with pair.right.recv_slot("held", (4,), src=pair.to_left, kind="dynamic") as slot:
+        with pair.to_right.send_slot("held", (4,), "float32", kind="dynamic") as sender:
             held = sender.put(np.full(4, 7, np.float32))
             first = slot.get()
             taken_back = sender.put(np.full(4, 8, np.float32))
@@ -118,7 +118,7 @@ def test_what_is_held_stays_when_the_next_was_taken_back(pair: Pair) -> None:
             slot.get()
         with first as tensor:
             assert tensor.tolist() == [7] * 4
-        with pair.to_right.slot("held", (4,), "float32", kind="dynamic") as sender:
+        with pair.to_right.send_slot("held", (4,), "float32", kind="dynamic") as sender:
             for value in range(3):
                 sender.put(np.full(4, value, np.float32))
                 with slot.get() as tensor:
@@ -135,19 +135,19 @@ def test_a_time_that_is_none_is_refused_by_its_name(pair: Pair, wrong: float) ->
     pair.to_right.write(b"x", remote, notify=7)  # there, but nobody may look with a wrong time
     reason = "not a number" if any(wrong is each for each in NO_TIMES) else "not from 0 to"
     with (
-        pair.right.slot("s", 4, src=pair.to_left) as slot,
-        pair.to_right.slot("s", 4, "float32") as sender,
+        pair.right.recv_slot("s", 4, src=pair.to_left) as slot,
+        pair.to_right.send_slot("s", 4, "float32") as sender,
     ):
         for call in (
             lambda: transfer.wait(wrong),
             lambda: pair.to_left.wait_notify(wrong),
             lambda: pair.to_left.wait_notify(timeout_s=wrong),
             lambda: pair.to_right.wait_ready(wrong),
-            lambda: pair.to_right.slot("s", timeout_s=wrong),
+            lambda: pair.to_right.send_slot("s", timeout_s=wrong),
             lambda: slot.get(wrong),
             lambda: sender.put(np.ones(4, np.float32), wrong),
             lambda: sender.buffer(timeout_s=wrong),
-            lambda: pair.left.connect(pair.right.blob, timeout_s=wrong),
+            lambda: pair.left.connect(pair.right.address, timeout_s=wrong),
         ):
             with pytest.raises(InvalidArgumentError, match=rf"timeout_s=.* is .*{reason}"):
                 call()
@@ -157,9 +157,9 @@ def test_a_time_that_is_none_is_refused_by_its_name(pair: Pair, wrong: float) ->
 def test_a_rank_that_is_no_number_is_refused(world: World, wrong: int) -> None:
     for call in (
         lambda: world[wrong],
-        lambda: world.slot("s", 4, src=wrong),
+        lambda: world.recv_slot("s", 4, src=wrong),
         lambda: world.group("g", [0, wrong]),
-        lambda: world.context.connect(world.context.blob, rank=wrong),
+        lambda: world.context.connect(world.context.address, rank=wrong),
         lambda: world.context.add_job("another", b"secret", rank=wrong),
     ):
         with pytest.raises(InvalidArgumentError, match=r"rank=.* is a .*, not a whole number"):
@@ -189,12 +189,12 @@ def test_numbers_that_no_c_type_holds_are_named(pair: Pair, world: World) -> Non
             ("src_offset_bytes", lambda v=offset: read(bytearray(1), remote, src_offset_bytes=v)),
             ("notify", lambda v=offset: write(b"x", remote, notify=v)),
             ("notify", lambda v=offset: pair.to_right.notify(v, remote)),
-            ("notify", lambda v=offset: pair.to_right.prepare_write(b"x", remote)(notify=v)),
+            ("notify", lambda v=offset: pair.to_right.prepare_write(b"x", remote).post(notify=v)),
             ("epoch", lambda v=offset: pair.left.add_job("k", b"s", epoch=v)),
         ]  # fmt: skip
     for rank in (1 << 31, -2):
         calls.append(("rank", lambda v=rank: pair.left.add_job("k", b"s", rank=v)))
-        calls.append(("rank", lambda v=rank: pair.left.connect(pair.right.blob, rank=v)))
+        calls.append(("rank", lambda v=rank: pair.left.connect(pair.right.address, rank=v)))
     with world.group("alone", [0]) as group:
         for wrong in (1 << 64, -1, 1.5, "a"):
             tag: int = wrong  # type: ignore[assignment]
@@ -211,12 +211,12 @@ def test_numbers_that_no_c_type_holds_are_named(pair: Pair, world: World) -> Non
 
 def test_what_is_no_bytes_and_no_text_is_named(pair: Pair) -> None:
     for name, call in (
-        ("blob", lambda: pair.left.connect("text")),  # type: ignore[arg-type]
+        ("address", lambda: pair.left.connect("text")),  # type: ignore[arg-type]
         ("data", lambda: RemoteRegion.decode("text")),  # type: ignore[arg-type]
         ("secret", lambda: pair.left.add_job("k", "secret")),  # type: ignore[arg-type]
         ("job", lambda: pair.left.add_job(5, b"secret")),  # type: ignore[arg-type]
         ("job", lambda: pair.left.add_job("a\0b", b"secret")),
-        ("name", lambda: pair.left.slot(5, 4, src=pair.to_right)),  # type: ignore[arg-type]
+        ("name", lambda: pair.left.recv_slot(5, 4, src=pair.to_right)),  # type: ignore[arg-type]
         ("settings", lambda: Context("tcp")),  # type: ignore[arg-type]
     ):
         with pytest.raises(InvalidArgumentError, match=rf"^{name}\b.* (is a|has a) "):
@@ -263,28 +263,28 @@ def test_a_sender_is_an_endpoint_or_a_rank(pair: Pair, world: World) -> None:
     for context in (pair.right, world.context):
         for wrong in ("e", 1.0, None, True):
             with pytest.raises(InvalidArgumentError, match=r"neither an Endpoint nor, .* a rank"):
-                context.slot("s", 4, src=wrong)  # type: ignore[arg-type]
+                context.recv_slot("s", 4, src=wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match=r"only join\(\)"):
-        pair.right.slot("s", 4, src=0)
+        pair.right.recv_slot("s", 4, src=0)
 
 
 def test_no_dtype_is_float32_everywhere(pair: Pair) -> None:
     assert pair.left.empty(4, None).dtype == pair.left.zeros(4).dtype == np.float32
     with (
-        pair.right.slot("s", 4, None, src=pair.to_left) as slot,
-        pair.to_right.slot("s", 4) as sender,
+        pair.right.recv_slot("s", 4, None, src=pair.to_left) as slot,
+        pair.to_right.send_slot("s", 4) as sender,
     ):
         sender.put(np.ones(4, np.float32))
         with slot.get(timeout_s=5) as got:
             assert got.dtype == np.float32
     with pytest.raises(InvalidArgumentError, match="give a shape with the dtype"):
-        pair.to_right.slot("t", dtype="float32")
+        pair.to_right.send_slot("t", dtype="float32")
 
 
 def test_a_tensor_of_another_shape_is_told_both(pair: Pair) -> None:
     with (
-        pair.right.slot("d", 4, src=pair.to_left),
-        pair.to_right.slot("d", 4) as sender,
+        pair.right.recv_slot("d", 4, src=pair.to_left),
+        pair.to_right.send_slot("d", 4) as sender,
         pytest.raises(
             MismatchError, match=r"^dimension 0 of slot 'd': the slot has 4, the tensor 8"
         ),

@@ -286,9 +286,9 @@ def test_an_exiting_interpreter_closes_what_is_open(settings: Settings, tmp_path
         "import rdmatensor, numpy as np\n"
         "c = rdmatensor.Context(); a = c.zeros(100); d = rdmatensor.Context()\n"
         "c.add_job(secret=b'x', rank=0); d.add_job(secret=b'x', rank=1)\n"
-        "e = c.connect(d.blob, rank=1); e.wait_ready()\n"
-        "f = d.connect(c.blob, rank=0); s = d.slot('s', (4,), src=f)\n"
-        "o = e.slot('s', (4,), 'float32')\n"
+        "e = c.connect(d.address, rank=1); e.wait_ready()\n"
+        "f = d.connect(c.address, rank=0); s = d.recv_slot('s', (4,), src=f)\n"
+        "o = e.send_slot('s', (4,), 'float32')\n"
         "o.put(np.ones(4, np.float32)); h = s.get()\n"
     )
     import rdmatensor

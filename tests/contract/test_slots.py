@@ -26,8 +26,8 @@ from rdmatensor.types import DTYPE_NAMES
 
 def test_static_slot_delivers_in_order_and_returns_credit(pair: Pair) -> None:
     with (
-        pair.right.slot("acts", (3, 5), "float32", src=pair.to_left) as slot,
-        pair.to_right.slot("acts") as out,
+        pair.right.recv_slot("acts", (3, 5), "float32", src=pair.to_left) as slot,
+        pair.to_right.send_slot("acts") as out,
     ):
         for step in range(300):
             out.put(np.full((3, 5), step, np.float32), timeout_s=10).wait()
@@ -38,8 +38,8 @@ def test_static_slot_delivers_in_order_and_returns_credit(pair: Pair) -> None:
 
 def test_two_puts_go_without_a_get_and_the_third_waits(pair: Pair) -> None:
     with (
-        pair.right.slot("acts", (2,), src=pair.to_left) as slot,
-        pair.to_right.slot("acts", (2,), "float32") as out,
+        pair.right.recv_slot("acts", (2,), src=pair.to_left) as slot,
+        pair.to_right.send_slot("acts", (2,), "float32") as out,
     ):
         for step in (0.0, 1.0):
             out.put(np.full(2, step, np.float32), timeout_s=5)
@@ -64,8 +64,8 @@ def test_two_puts_go_without_a_get_and_the_third_waits(pair: Pair) -> None:
 
 def test_a_tensor_born_in_the_slot(pair: Pair) -> None:
     with (
-        pair.right.slot("acts", (100, 7), "int16", src=pair.to_left) as slot,
-        pair.to_right.slot("acts", (100, 7), "int16") as out,
+        pair.right.recv_slot("acts", (100, 7), "int16", src=pair.to_left) as slot,
+        pair.to_right.send_slot("acts", (100, 7), "int16") as out,
     ):
         for step in range(20):
             place = out.buffer(timeout_s=5)
@@ -82,8 +82,8 @@ def test_a_tensor_born_in_the_slot(pair: Pair) -> None:
 
 def test_bounded_slot_carries_the_actual_shape(pair: Pair) -> None:
     with (
-        pair.right.slot("b", (16, 8), "float64", src=pair.to_left, kind="bounded") as slot,
-        pair.to_right.slot("b", (16, 8), "float64", kind="bounded") as out,
+        pair.right.recv_slot("b", (16, 8), "float64", src=pair.to_left, kind="bounded") as slot,
+        pair.to_right.send_slot("b", (16, 8), "float64", kind="bounded") as out,
     ):
         for dims in ((16, 8), (1, 8), (16, 1), (0, 8), (3, 5)):
             sent = np.random.default_rng(5).random(dims)
@@ -105,8 +105,8 @@ def test_bounded_slot_carries_the_actual_shape(pair: Pair) -> None:
 
 def test_dynamic_slot_takes_any_shape(pair: Pair) -> None:
     with (
-        pair.right.slot("d", (0, 0), "float64", src=pair.to_left, kind="dynamic") as slot,
-        pair.to_right.slot("d", (0, 0), "float64", kind="dynamic") as out,
+        pair.right.recv_slot("d", (0, 0), "float64", src=pair.to_left, kind="dynamic") as slot,
+        pair.to_right.send_slot("d", (0, 0), "float64", kind="dynamic") as out,
         ThreadPoolExecutor(1) as sender,
     ):
         for dims in ((1, 1), (1000, 300), (0, 3), (7, 1)):
@@ -126,8 +126,8 @@ def test_dynamic_slot_takes_any_shape(pair: Pair) -> None:
 @pytest.mark.timeout(120)
 def test_a_large_dynamic_tensor_outlasts_a_slice_of_the_wait(pair: Pair) -> None:
     with (
-        pair.right.slot("d", (0,), "uint8", src=pair.to_left, kind="dynamic") as slot,
-        pair.to_right.slot("d", (0,), "uint8", kind="dynamic") as out,
+        pair.right.recv_slot("d", (0,), "uint8", src=pair.to_left, kind="dynamic") as slot,
+        pair.to_right.send_slot("d", (0,), "uint8", kind="dynamic") as out,
     ):
         sent = pair.left.empty(512 << 20, "uint8")
         sent[:] = np.arange(251, dtype=np.uint8).repeat((512 << 20) // 251 + 1)[: 512 << 20]
@@ -140,10 +140,10 @@ def test_a_large_dynamic_tensor_outlasts_a_slice_of_the_wait(pair: Pair) -> None
 def test_one_array_is_put_into_dynamic_slots_again_and_again(pair: Pair) -> None:
     array = np.arange(5000, dtype=np.float32)
     with (
-        pair.right.slot("a", (0,), "float32", src=pair.to_left, kind="dynamic") as first,
-        pair.right.slot("b", (0,), "float32", src=pair.to_left, kind="dynamic") as second,
-        pair.to_right.slot("a", (0,), "float32", kind="dynamic") as to_first,
-        pair.to_right.slot("b", (0,), "float32", kind="dynamic") as to_second,
+        pair.right.recv_slot("a", (0,), "float32", src=pair.to_left, kind="dynamic") as first,
+        pair.right.recv_slot("b", (0,), "float32", src=pair.to_left, kind="dynamic") as second,
+        pair.to_right.send_slot("a", (0,), "float32", kind="dynamic") as to_first,
+        pair.to_right.send_slot("b", (0,), "float32", kind="dynamic") as to_second,
     ):
         sends = [to_first.put(array), to_second.put(array), to_first.put(array)]
         for slot, sent in zip((first, second, first), sends, strict=True):
@@ -153,8 +153,8 @@ def test_one_array_is_put_into_dynamic_slots_again_and_again(pair: Pair) -> None
 
 
 def test_a_dynamic_put_that_is_taken_back_harms_nobody(pair: Pair) -> None:
-    with pair.right.slot("d", (0,), "uint8", src=pair.to_left, kind="dynamic") as slot:
-        out = pair.to_right.slot("d", (0,), "uint8", kind="dynamic")
+    with pair.right.recv_slot("d", (0,), "uint8", src=pair.to_left, kind="dynamic") as slot:
+        out = pair.to_right.send_slot("d", (0,), "uint8", kind="dynamic")
         sent = out.put(np.full(64 << 20, 7, np.uint8))
         held = None
         with contextlib.suppress(TransferTimeoutError):  # then it is being read now
@@ -174,8 +174,8 @@ def test_a_dynamic_put_that_is_taken_back_harms_nobody(pair: Pair) -> None:
 @pytest.mark.parametrize("dtype", DTYPE_NAMES)
 def test_every_dtype(pair: Pair, dtype: str) -> None:
     with (
-        pair.right.slot("t", (4,), dtype, src=pair.to_left) as slot,
-        pair.to_right.slot("t", (4,), dtype) as out,
+        pair.right.recv_slot("t", (4,), dtype, src=pair.to_left) as slot,
+        pair.to_right.send_slot("t", (4,), dtype) as out,
     ):
         place = out.buffer(timeout_s=5)
         place.view(np.uint8)[:] = np.arange(place.nbytes) % 2
@@ -193,9 +193,9 @@ def test_every_dtype(pair: Pair, dtype: str) -> None:
 def test_mismatch_is_an_error_on_both_sides(
     pair: Pair, shape: tuple[int, ...], dtype: str, kind: str
 ) -> None:
-    with pair.right.slot("m", (4, 4), "float32", src=pair.to_left) as slot:
+    with pair.right.recv_slot("m", (4, 4), "float32", src=pair.to_left) as slot:
         with pytest.raises(MismatchError, match="'m'") as sender:
-            pair.to_right.slot("m", shape, dtype, kind=kind, timeout_s=5)  # type: ignore[arg-type]
+            pair.to_right.send_slot("m", shape, dtype, kind=kind, timeout_s=5)  # type: ignore[arg-type]
         with pytest.raises(MismatchError, match="'m'") as receiver:
             slot.get(timeout_s=5)
         assert (sender.value.rank, receiver.value.rank) == (1, 0)
@@ -203,8 +203,8 @@ def test_mismatch_is_an_error_on_both_sides(
 
 def test_the_first_tensor_put_describes_the_slot(pair: Pair) -> None:
     with (
-        pair.right.slot("m", (4, 4), "float32", src=pair.to_left),
-        pair.to_right.slot("m") as out,
+        pair.right.recv_slot("m", (4, 4), "float32", src=pair.to_left),
+        pair.to_right.send_slot("m") as out,
     ):
         with pytest.raises(InvalidArgumentError, match="shape"):
             out.buffer()
@@ -212,13 +212,13 @@ def test_the_first_tensor_put_describes_the_slot(pair: Pair) -> None:
             out.put(np.zeros((4, 4)), timeout_s=5)  # float64
     for wrong in ({"dtype": "float32"}, {"kind": "bounded"}):
         with pytest.raises(InvalidArgumentError):
-            pair.to_right.slot("m", **wrong)  # type: ignore[arg-type]
+            pair.to_right.send_slot("m", **wrong)  # type: ignore[arg-type]
 
 
 def test_a_tensor_of_another_dtype_or_shape_is_refused_later_too(pair: Pair) -> None:
     with (
-        pair.right.slot("m", (4,), "float32", src=pair.to_left) as slot,
-        pair.to_right.slot("m", (4,), "float32") as out,
+        pair.right.recv_slot("m", (4,), "float32", src=pair.to_left) as slot,
+        pair.to_right.send_slot("m", (4,), "float32") as out,
     ):
         for wrong in (np.zeros(4), np.zeros(5, np.float32), np.zeros((2, 2), np.float32)):
             with pytest.raises(MismatchError):
@@ -230,12 +230,12 @@ def test_a_tensor_of_another_dtype_or_shape_is_refused_later_too(pair: Pair) -> 
 
 def test_a_slot_that_nobody_announces_is_a_time_out_by_name(pair: Pair) -> None:
     with pytest.raises(TransferTimeoutError, match=r"'nobody' within 0\.300 s"):
-        pair.to_right.slot("nobody", (1,), "float32", timeout_s=0.3)
+        pair.to_right.send_slot("nobody", (1,), "float32", timeout_s=0.3)
 
 
 def test_a_slot_that_is_closed_ends_the_other_side(pair: Pair) -> None:
-    slot = pair.right.slot("s", (4,), src=pair.to_left)
-    out = pair.to_right.slot("s", (4,), "float32")
+    slot = pair.right.recv_slot("s", (4,), src=pair.to_left)
+    out = pair.to_right.send_slot("s", (4,), "float32")
     out.put(np.ones(4, np.float32)).wait()
     slot.close()
     slot.close()
@@ -252,8 +252,8 @@ def _put_until_refused(out: SlotSender) -> None:
 
 
 def test_what_arrived_before_the_sender_left_is_still_delivered(pair: Pair) -> None:
-    with pair.right.slot("s", (4,), src=pair.to_left) as slot:
-        with pair.to_right.slot("s", (4,), "float32") as out:
+    with pair.right.recv_slot("s", (4,), src=pair.to_left) as slot:
+        with pair.to_right.send_slot("s", (4,), "float32") as out:
             out.put(np.full(4, 8, np.float32)).wait()
         pair.left.close()
         with slot.get(timeout_s=5) as got:
@@ -265,10 +265,10 @@ def test_what_arrived_before_the_sender_left_is_still_delivered(pair: Pair) -> N
 def test_slots_of_one_name_are_apart_by_peer_and_names_are_reused(pair: Pair) -> None:
     for round_ in range(5):
         with (
-            pair.right.slot("same", (1,), src=pair.to_left) as right_slot,
-            pair.left.slot("same", (1,), src=pair.to_right) as left_slot,
-            pair.to_right.slot("same", (1,), "float32") as to_right,
-            pair.to_left.slot("same", (1,), "float32") as to_left,
+            pair.right.recv_slot("same", (1,), src=pair.to_left) as right_slot,
+            pair.left.recv_slot("same", (1,), src=pair.to_right) as left_slot,
+            pair.to_right.send_slot("same", (1,), "float32") as to_right,
+            pair.to_left.send_slot("same", (1,), "float32") as to_left,
         ):
             to_right.put(np.full(1, round_, np.float32))
             to_left.put(np.full(1, -round_, np.float32))
@@ -279,25 +279,25 @@ def test_slots_of_one_name_are_apart_by_peer_and_names_are_reused(pair: Pair) ->
 @pytest.mark.parametrize("name", ["", "x" * 128, "a\0b"])
 def test_names_that_are_refused(pair: Pair, name: str) -> None:
     with pytest.raises(InvalidArgumentError):
-        pair.right.slot(name, (1,), src=pair.to_left)
+        pair.right.recv_slot(name, (1,), src=pair.to_left)
     with pytest.raises(InvalidArgumentError):
-        pair.to_right.slot(name, (1,), "float32")
+        pair.to_right.send_slot(name, (1,), "float32")
 
 
 def test_descriptions_that_are_refused(pair: Pair) -> None:
     for shape in ((1,) * 9, (-1,), (1.5,), (2**62,), (2**40, 2**40)):
         with pytest.raises(InvalidArgumentError):
-            pair.right.slot("x", shape, src=pair.to_left)  # type: ignore[arg-type]
+            pair.right.recv_slot("x", shape, src=pair.to_left)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="dtype"):
-        pair.right.slot("x", (1,), "float8", src=pair.to_left)
+        pair.right.recv_slot("x", (1,), "float8", src=pair.to_left)
     with pytest.raises(InvalidArgumentError, match="join"):
-        pair.right.slot("x", (1,), src=0)
+        pair.right.recv_slot("x", (1,), src=0)
 
 
 def test_a_steady_slot_sends_no_control_message(pair: Pair) -> None:
     with (
-        pair.right.slot("s", (256,), src=pair.to_left) as slot,
-        pair.to_right.slot("s", (256,), "float32") as out,
+        pair.right.recv_slot("s", (256,), src=pair.to_left) as slot,
+        pair.to_right.send_slot("s", (256,), "float32") as out,
     ):
         before = None
         for step in range(60):

@@ -50,7 +50,7 @@ def test_garbage_on_the_listening_port_hurts_nobody(pair: Pair) -> None:
         assert region.encode() not in answer
     with Context(pair.left.settings) as third:  # and others are still let in
         third.add_job(rank=2)
-        with pair.right.connect(third.blob, rank=2) as endpoint:
+        with pair.right.connect(third.address, rank=2) as endpoint:
             endpoint.wait_ready(timeout_s=10)
 
 
@@ -62,7 +62,7 @@ def greeting(settings: Settings) -> bytes:
         member.add_job(rank=0)
         with Context(settings) as gone:
             gone.add_job(rank=1)
-            blob, where = gone.blob, _listening(gone)
+            blob, where = gone.address, _listening(gone)
         with socket.create_server(where) as listener:
             listener.settimeout(5)
             with member.connect(blob, rank=1):
@@ -121,7 +121,7 @@ def test_a_client_that_cannot_prove_itself_gets_no_region_and_no_answer(pair: Pa
     stranger_settings = replace(pair.left.settings, secret=b"guessed")
     with Context(stranger_settings) as stranger:
         stranger.add_job(rank=0)
-        endpoint = stranger.connect(pair.right.blob, rank=1)
+        endpoint = stranger.connect(pair.right.address, rank=1)
         with pytest.raises(RdmaTensorError, match="secret"):
             endpoint.write(b"12345678", region).wait(10)  # posted before or after the refusal
         with pytest.raises(RdmaTensorError, match="secret"):

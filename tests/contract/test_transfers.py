@@ -43,7 +43,7 @@ def test_wait_and_done_say_the_same_again_and_again(pair: Pair) -> None:
     transfer = pair.to_right.write(b"x" * 1000, region)
     transfer.wait()
     transfer.wait(timeout_s=0)
-    assert transfer.done
+    assert transfer.done()
     assert "done" in repr(transfer)
 
 
@@ -57,7 +57,7 @@ def test_an_error_is_raised_at_each_wait(pair: Pair) -> None:
         for _ in range(2):
             with pytest.raises(StaleRegionError):
                 transfer.wait()
-        assert transfer.done
+        assert transfer.done()
         assert "failed" in repr(transfer)
 
 
@@ -87,7 +87,7 @@ def test_a_failure_that_was_seen_and_not_asked_for_is_told_too(pair: Pair) -> No
     for is_asked in (True, False):
         transfer = pair.to_right.write(b"x", region)
         deadline_s = time.monotonic() + 5
-        while not transfer.done:
+        while not transfer.done():
             assert time.monotonic() < deadline_s
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -103,7 +103,7 @@ def test_done_drives_the_engine_by_itself(pair: Pair) -> None:
     _, region = _target(pair.right, LARGE)
     transfer = pair.to_right.write(np.ones(LARGE, np.uint8), region)
     deadline_s = time.monotonic() + 20
-    while not transfer.done:
+    while not transfer.done():
         assert time.monotonic() < deadline_s
 
 
@@ -143,8 +143,8 @@ def test_await_alone_and_in_numbers(pair: Pair) -> None:
 
 def test_await_does_not_hold_the_loop(pair: Pair) -> None:
     """A receive that nobody answers is awaited while another task runs, and is cancelled."""
-    slot = pair.right.slot("d", (0,), "uint8", src=pair.to_left, kind="dynamic")
-    out = pair.to_right.slot("d", (0,), "uint8", kind="dynamic")
+    slot = pair.right.recv_slot("d", (0,), "uint8", src=pair.to_left, kind="dynamic")
+    out = pair.to_right.send_slot("d", (0,), "uint8", kind="dynamic")
 
     async def run() -> int:
         transfer = out.put(np.zeros(10, np.uint8))  # done when it is got, which nobody does yet
@@ -180,10 +180,10 @@ def test_await_has_the_context_s_deadline(settings: Settings) -> None:
     with Context(short) as left, Context(short) as right:
         left.add_job()
         right.add_job()
-        to_right, to_left = left.connect(right.blob, rank=1), right.connect(left.blob, rank=0)
+        to_right, to_left = left.connect(right.address, rank=1), right.connect(left.address, rank=0)
         with (
-            right.slot("d", (0,), "uint8", src=to_left, kind="dynamic"),
-            to_right.slot("d", (0,), "uint8", kind="dynamic") as out,
+            right.recv_slot("d", (0,), "uint8", src=to_left, kind="dynamic"),
+            to_right.send_slot("d", (0,), "uint8", kind="dynamic") as out,
         ):
             transfer = out.put(np.zeros(10, np.uint8))
             with pytest.raises(TransferTimeoutError, match="'d'"):
@@ -209,15 +209,15 @@ def test_the_descriptor_wakes_a_loop_of_the_user_s(pair: Pair) -> None:
 
 
 def test_a_transfer_can_be_given_to_a_poll_loop(pair: Pair) -> None:
-    slot = pair.right.slot("d", (0,), "uint8", src=pair.to_left, kind="dynamic")
-    out = pair.to_right.slot("d", (0,), "uint8", kind="dynamic")
+    slot = pair.right.recv_slot("d", (0,), "uint8", src=pair.to_left, kind="dynamic")
+    out = pair.to_right.send_slot("d", (0,), "uint8", kind="dynamic")
     for _ in range(5):  # the descriptors are used again
         transfer = out.put(np.zeros(10, np.uint8))  # done when it is got
         assert select.select([transfer], [], [], 0.05)[0] == []
-        assert not transfer.done
+        assert not transfer.done()
         slot.get(timeout_s=5).release()
         deadline_s = time.monotonic() + 5
-        while not transfer.done:
+        while not transfer.done():
             assert time.monotonic() < deadline_s
             assert select.select([transfer], [], [], 5)[0] == [transfer]
         assert select.select([transfer], [], [], 0)[0] == [transfer], "it stays readable"
@@ -230,8 +230,8 @@ def test_a_transfer_can_be_given_to_a_poll_loop(pair: Pair) -> None:
 
 
 def test_a_descriptor_outlives_its_transfer_s_context(pair: Pair) -> None:
-    slot = pair.right.slot("d", (0,), "uint8", src=pair.to_left, kind="dynamic")
-    out = pair.to_right.slot("d", (0,), "uint8", kind="dynamic")
+    slot = pair.right.recv_slot("d", (0,), "uint8", src=pair.to_left, kind="dynamic")
+    out = pair.to_right.send_slot("d", (0,), "uint8", kind="dynamic")
     transfer = out.put(np.zeros(10, np.uint8))
     descriptor = transfer.fileno()
     pair.left.close()
@@ -269,11 +269,11 @@ def interrupt_soon() -> Iterator[None]:
 @pytest.mark.parametrize("call", ["notify", "slot", "open"])
 def test_a_signal_ends_a_wait_promptly(pair: Pair, call: str) -> None:
     start_s = time.monotonic()
-    with pair.right.slot("never", (1,), src=pair.to_left) as slot:
+    with pair.right.recv_slot("never", (1,), src=pair.to_left) as slot:
         waits = {
             "notify": pair.to_left.wait_notify,
             "slot": slot.get,
-            "open": lambda: pair.to_right.slot("nobody", (1,), "float32"),
+            "open": lambda: pair.to_right.send_slot("nobody", (1,), "float32"),
         }
         with pytest.raises(Interrupted):
             waits[call]()
@@ -299,8 +299,8 @@ def test_close_makes_a_waiting_thread_raise_closed(pair: Pair) -> None:
 
 
 def test_a_transfer_in_flight_at_close_ends_as_closed(pair: Pair) -> None:
-    slot = pair.right.slot("d", (0,), "uint8", src=pair.to_left, kind="dynamic")
-    out = pair.to_right.slot("d", (0,), "uint8", kind="dynamic")
+    slot = pair.right.recv_slot("d", (0,), "uint8", src=pair.to_left, kind="dynamic")
+    out = pair.to_right.send_slot("d", (0,), "uint8", kind="dynamic")
     transfer = out.put(np.zeros(10, np.uint8))
     pair.left.close()
     with pytest.raises(ClosedError):
@@ -315,8 +315,8 @@ def test_a_transfer_in_flight_at_close_ends_as_closed(pair: Pair) -> None:
 def test_arrays_outlive_their_context(pair: Pair) -> None:
     array = pair.left.zeros(1000)
     with (
-        pair.left.slot("s", (10,), src=pair.to_right) as slot,
-        pair.to_left.slot("s", (10,), "float32") as out,
+        pair.left.recv_slot("s", (10,), src=pair.to_right) as slot,
+        pair.to_left.send_slot("s", (10,), "float32") as out,
     ):
         out.put(np.full(10, 7, np.float32))
         held = slot.get(timeout_s=5)

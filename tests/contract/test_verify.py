@@ -48,7 +48,7 @@ def test_writes_reads_and_slots_are_compared(checked: Settings) -> None:
     with Context(checked) as left, Context(checked) as right:
         left.add_job(rank=0)
         right.add_job(rank=1)
-        to_right, to_left = left.connect(right.blob, rank=1), right.connect(left.blob, rank=0)
+        to_right, to_left = left.connect(right.address, rank=1), right.connect(left.address, rank=0)
         src = np.random.default_rng(1).integers(0, 256, BYTES, dtype=np.uint8)
         dst = right.zeros(BYTES, "uint8")
         back = np.zeros(BYTES, np.uint8)
@@ -58,7 +58,10 @@ def test_writes_reads_and_slots_are_compared(checked: Settings) -> None:
         transfer.wait()
         to_right.read(back, right.export(dst)).wait()
         assert (back == src).all()
-        with right.slot("w", (BYTES,), "uint8", src=to_left) as slot, to_right.slot("w") as out:
+        with (
+            right.recv_slot("w", (BYTES,), "uint8", src=to_left) as slot,
+            to_right.send_slot("w") as out,
+        ):
             put = out.put(src, timeout_s=10)
             with slot.get(timeout_s=10) as got:
                 assert (got == src).all()
@@ -101,7 +104,7 @@ def test_a_rank_that_does_not_verify_is_refused(checked: Settings) -> None:
     with Context(checked) as left, Context(replace(checked, verify="off")) as right:
         left.add_job(rank=0)
         right.add_job(rank=1)
-        for context, blob, rank in ((left, right.blob, 1), (right, left.blob, 0)):
+        for context, blob, rank in ((left, right.address, 1), (right, left.address, 0)):
             with pytest.raises(MismatchError, match="rank 0 sums its payload and rank 1 does not"):
                 context.connect(blob, rank=rank)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pairs import Pair
 
-from rdmatensor import Blocks, InvalidArgumentError, TransferTimeoutError
+from rdmatensor import InvalidArgumentError, TransferTimeoutError, WriteBatch
 
 SIZES = [0, 1, 7, 64, 4096, 65_537, 3_000_001]
 
@@ -23,7 +23,7 @@ def test_write_puts_every_byte_in_place_before_the_notification(pair: Pair, len_
     assert not dst[:37].any()
     assert not dst[37 + len_bytes :].any()
     transfer.wait()
-    assert transfer.done
+    assert transfer.done()
 
 
 @pytest.mark.parametrize("len_bytes", SIZES)
@@ -62,9 +62,9 @@ def test_notify_alone_comes_after_what_was_written_before(pair: Pair) -> None:
     assert dst.all()
 
 
-@pytest.mark.parametrize("empty", [[], (), Blocks([])], ids=["list", "tuple", "Blocks"])
+@pytest.mark.parametrize("empty", [[], (), WriteBatch([])], ids=["list", "tuple", "WriteBatch"])
 def test_write_many_of_nothing_is_its_notification(
-    pair: Pair, empty: Blocks | list[tuple[bytes, int]]
+    pair: Pair, empty: WriteBatch | list[tuple[bytes, int]]
 ) -> None:
     array = pair.right.zeros(4)
     transfer = pair.to_right.write_many(empty, pair.right.export(array), notify=9)
@@ -90,7 +90,7 @@ def test_blocks_of_parts_are_the_same_as_a_list(pair: Pair) -> None:
     src[:] = np.random.default_rng(3).integers(0, 256, 6400, dtype=np.uint8)
     dst = pair.right.zeros(64 * 100, "uint8")
     order = np.random.default_rng(4).permutation(100)
-    blocks = Blocks.of_parts(src, 64, order * 64, np.arange(100) * 64)
+    blocks = WriteBatch.of_parts(src, 64, order * 64, np.arange(100) * 64)
     for _ in range(2):  # made once, written often
         dst[:] = 0
         pair.to_right.write_many(blocks, pair.right.export(dst), notify=1)
@@ -102,20 +102,20 @@ def test_blocks_that_leave_the_source_are_refused() -> None:
     src = np.zeros(100, np.uint8)
     for starts, goals in ([91], [0]), ([-1], [0]), ([0], [-1]), ([0, 1], [0]):
         with pytest.raises(InvalidArgumentError):
-            Blocks.of_parts(src, 10, starts, goals)
+            WriteBatch.of_parts(src, 10, starts, goals)
     with pytest.raises(InvalidArgumentError):
-        Blocks([(src, -1)])
+        WriteBatch([(src, -1)])
 
 
 def test_prepared_write_posts_what_is_in_the_source_now(pair: Pair) -> None:
     src, dst = np.zeros(4, np.int32), pair.right.zeros(4, "int32")
-    post = pair.to_right.prepare_write(src, pair.right.export(dst), notify=1)
+    prepared = pair.to_right.prepare_write(src, pair.right.export(dst), notify=1)
     for step in range(5):
         src[:] = step
-        post().wait()
+        prepared.post().wait()
         assert pair.to_left.wait_notify(timeout_s=10) == 1
         assert (dst == step).all()
-    post(77).wait()
+    prepared.post(77).wait()
     assert pair.to_left.wait_notify(timeout_s=10) == 77
 
 

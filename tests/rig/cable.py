@@ -124,7 +124,7 @@ def put_unplugged(world: World, out: SlotSender, data: Bytes) -> Transfer:
     sent = out.put(data)
     wait_until("the port's report", lambda: REPORT in lane_of(world))
     wait_until("a second without cable", lambda: time.monotonic() > gone_s + PULLED_S)
-    if sent.done or has_carrier():
+    if sent.done() or has_carrier():
         raise AssertionError("there was no cable, and the tensor has arrived")
     print(f"without a cable for {time.monotonic() - gone_s:.1f} s: {lane_of(world)}", flush=True)
     rig_cable("up")
@@ -148,8 +148,8 @@ def exchange(
     The slots' name is to be new each time: the peer may not have closed its last one yet.
     """
     progress = progress or Progress()
-    slot = world.slot(f"{slots}-{RANK}", (SIZE_BYTES,), "uint8", src=PEER)
-    out = world[PEER].slot(f"{slots}-{PEER}", (SIZE_BYTES,), "uint8")
+    slot = world.recv_slot(f"{slots}-{RANK}", (SIZE_BYTES,), "uint8", src=PEER)
+    out = world[PEER].send_slot(f"{slots}-{PEER}", (SIZE_BYTES,), "uint8")
     for number in range(ROUNDS):
         is_due = number == EVENT_ROUND
         progress.rounds = number

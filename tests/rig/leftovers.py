@@ -70,8 +70,8 @@ def fly(stack: ExitStack) -> None:
     right = stack.enter_context(Context(settings))
     left.add_job(rank=0)
     right.add_job(rank=1)
-    to_right = left.connect(right.blob, rank=1)
-    to_left = right.connect(left.blob, rank=0)
+    to_right = left.connect(right.address, rank=1)
+    to_left = right.connect(left.address, rank=0)
     to_right.wait_ready()
     to_left.wait_ready()
     target = right.zeros(WRITE_BYTES, "uint8")
@@ -83,7 +83,7 @@ def fly(stack: ExitStack) -> None:
         raise AssertionError("the bytes differ")
     tell_parent()
     flying = [to_right.write(source, region) for _ in range(WRITES)]
-    if all(transfer.done for transfer in flying):
+    if all(transfer.done() for transfer in flying):
         raise AssertionError("nothing is in flight")
 
 

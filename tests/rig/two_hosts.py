@@ -61,13 +61,13 @@ def static_slots(world: World, group: Group) -> None:
     for size_bytes in SIZES_BYTES:
         name = f"static-{size_bytes}"
         if world.rank == 0:
-            with world[1].slot(name, (size_bytes,), "uint8") as out:
+            with world[1].send_slot(name, (size_bytes,), "uint8") as out:
                 for seed in range(ROUNDS):
                     data = payload(seed, size_bytes)
                     out.put(data).wait(timeout_s=WAIT_S)
                     send_crc(group, data)
             continue
-        with world.slot(name, (size_bytes,), "uint8", src=0) as slot:
+        with world.recv_slot(name, (size_bytes,), "uint8", src=0) as slot:
             for seed in range(ROUNDS):
                 with slot.get(timeout_s=WAIT_S) as got:
                     check_crc(group, got, f"{name}, tensor {seed}")
@@ -77,14 +77,14 @@ def dynamic_slot(world: World, group: Group) -> None:
     """Let the receiver read tensors of sizes that it did not know."""
     sizes = (0, 1, 300, 70000, 1 << 20)
     if world.rank == 0:
-        with world[1].slot("dynamic", (1,), "uint8", kind="dynamic") as out:
+        with world[1].send_slot("dynamic", (1,), "uint8", kind="dynamic") as out:
             for size_bytes in sizes:
                 data = payload(size_bytes, size_bytes)
                 sent = out.put(data)
                 send_crc(group, data)
                 sent.wait(timeout_s=WAIT_S)
         return
-    with world.slot("dynamic", (1,), "uint8", src=0, kind="dynamic") as slot:
+    with world.recv_slot("dynamic", (1,), "uint8", src=0, kind="dynamic") as slot:
         for size_bytes in sizes:
             with slot.get(timeout_s=WAIT_S) as got:
                 if got.shape != (size_bytes,):

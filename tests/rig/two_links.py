@@ -76,8 +76,8 @@ def exchange(world: World, group: Group, how: str) -> None:
     rank, peer = world.rank, 1 - world.rank
     base = np.random.default_rng(3).integers(0, 256, max(SIZES_BYTES), dtype=np.uint8)
     # A sender's slot() waits for the peer's: those first.
-    slots = [world.slot(f"links-{peer}-{n}", (n,), "uint8", src=peer) for n in SIZES_BYTES]
-    out = [world[peer].slot(f"links-{rank}-{n}", (n,), "uint8") for n in SIZES_BYTES]
+    slots = [world.recv_slot(f"links-{peer}-{n}", (n,), "uint8", src=peer) for n in SIZES_BYTES]
+    out = [world[peer].send_slot(f"links-{rank}-{n}", (n,), "uint8") for n in SIZES_BYTES]
     cutting: subprocess.Popen[bytes] | None = None
     later = 0
     for number in range(ROUNDS):

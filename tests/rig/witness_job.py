@@ -219,7 +219,7 @@ def exchange(job: Job, endpoint: Any, role: str) -> None:
 def strangers(job: Job) -> None:
     """Let the witness come without the secret, as listener and as connector."""
     blob = bytes.fromhex(job.ask("listen")["blob"])
-    job.tell("pretend", blob=job.context.blob.hex())
+    job.tell("pretend", blob=job.context.address.hex())
     with job.context.connect(blob, job="witness", timeout_s=WAIT_S) as endpoint:
         try:
             endpoint.wait_ready(timeout_s=WAIT_S)
@@ -240,7 +240,7 @@ def both_roles(job: Job) -> None:
         exchange(job, endpoint, "listener")
         job.tell("left")
     job.answer()
-    blob = bytes.fromhex(job.ask("connect", blob=job.context.blob.hex())["blob"])
+    blob = bytes.fromhex(job.ask("connect", blob=job.context.address.hex())["blob"])
     with job.context.connect(blob, job="witness", timeout_s=WAIT_S) as endpoint:
         endpoint.wait_ready(timeout_s=WAIT_S)
         exchange(job, endpoint, "connector")
@@ -263,7 +263,7 @@ def intrusions(job: Job) -> None:
     arena = job.context.empty((4096,), "uint8")
     arena[:] = MARK
     with job.context.register(middle) as registered:
-        ours = {"blob": job.context.blob.hex(), "region": described(registered.export())}
+        ours = {"blob": job.context.address.hex(), "region": described(registered.export())}
         in_arena = {**ours, "region": described(job.context.export(arena))}
         tries: tuple[dict[str, object], ...] = (
             {**ours, "verb": "read", "key": "write", "at": 0, "what": "reading with a write key"},

@@ -120,7 +120,7 @@ def test_a_row_of_another_version_is_refused(text: bytes) -> None:
 
 
 def test_a_store_that_is_gone_is_a_finding() -> None:
-    def run() -> meet.Told:
+    def run() -> meet.Report:
         raise RuntimeError("connection reset")
 
     (found,), _ = meet._guarded(run)

@@ -98,7 +98,7 @@ def test_threads_of_the_library_take_no_signals() -> None:
     [
         (("Context", "World", "Group", "Region"), "any"),
         (("Endpoint",), "any"),
-        (("Slot", "SlotSender", "Transfer"), "one"),
+        (("SlotReceiver", "SlotSender", "Transfer"), "one"),
     ],
 )
 def test_the_classes_say_the_same_of_threads(names: tuple[str, ...], words: str) -> None:

@@ -16,7 +16,7 @@ from rdmatensor import Context
 with Context() as ours, Context() as theirs:
     ours.add_job("job", b"secret", rank=0)
     theirs.add_job("job", b"secret", rank=1)
-    ours.connect(theirs.blob, job="job", rank=1).wait_ready(20)
+    ours.connect(theirs.address, job="job", rank=1).wait_ready(20)
 """
 
 

@@ -191,7 +191,7 @@ def test_close_is_idempotent_and_ends_everything(context: Context) -> None:
     context.close()
     context.close()
     assert context.is_closed
-    for call in (lambda: context.empty(1), context.describe, lambda: context.blob):
+    for call in (lambda: context.empty(1), context.describe, lambda: context.address):
         with pytest.raises(RdmaTensorError, match="closed"):
             call()
 
@@ -199,18 +199,18 @@ def test_close_is_idempotent_and_ends_everything(context: Context) -> None:
 def test_uuid_and_blob_differ_between_contexts(context: Context) -> None:
     with Context(Settings(loopback=True)) as other:
         assert context.uuid != other.uuid
-        assert context.blob != other.blob
+        assert context.address != other.address
     assert len(context.uuid) == 16
 
 
 def test_jobs_that_are_refused(context: Context) -> None:
     with pytest.raises(InvalidArgumentError, match="RDMATENSOR_SECRET"):
-        context.connect(context.blob)
+        context.connect(context.address)
     for job in ("", "x" * 64, "line\nbreak"):
         with pytest.raises(InvalidArgumentError):
             context.add_job(job, b"secret")
     context.add_job("j", b"secret")
-    for blob in (b"", b"x" * 100, context.blob[:-1], context.blob + b"x"):
+    for blob in (b"", b"x" * 100, context.address[:-1], context.address + b"x"):
         with pytest.raises(RdmaTensorError):
             context.connect(blob, job="j")
 

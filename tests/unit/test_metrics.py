@@ -58,7 +58,7 @@ def write_to_another(context: Context, count: int = 1) -> None:
         for each in (context, peer):
             each.add_job(secret=b"x")
         target = peer.zeros(1000, "uint8")
-        with context.connect(peer.blob) as endpoint:
+        with context.connect(peer.address) as endpoint:
             for _ in range(count):
                 endpoint.write(np.ones(1000, np.uint8), peer.export(target)).wait(10)
 
@@ -124,7 +124,7 @@ def test_the_time_that_callers_waited_is_told(context: Context) -> None:
     with context, Context(context.settings) as peer:
         for each in (context, peer):
             each.add_job(secret=b"x")
-        with context.connect(peer.blob) as endpoint:
+        with context.connect(peer.address) as endpoint:
             endpoint.wait_ready(10)
             before = context.counters()
             assert before.wait_s == 0  # of the set-up nothing
@@ -148,7 +148,7 @@ def test_the_numbers_are_those_of_what_was_done(context: Context) -> None:
         for each in (context, peer):
             each.add_job(secret=b"x")
         target = peer.zeros(1000, "uint8")
-        with context.connect(peer.blob) as endpoint:
+        with context.connect(peer.address) as endpoint:
             for _ in range(3):
                 endpoint.write(np.ones(1000, np.uint8), peer.export(target)).wait(10)
             now = metrics.values(context)

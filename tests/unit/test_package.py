@@ -120,7 +120,8 @@ def test_everything_but_the_backend_works_without_torch() -> None:
         "with rdmatensor.Context() as c, rdmatensor.Context() as d:\n"
         "    c.add_job(secret=b'x'); d.add_job(secret=b'x')\n"
         "    a = d.zeros(10)\n"
-        "    with c.connect(d.blob) as e: e.write(np.ones(10, np.float32), d.export(a)).wait(10)\n"
+        "    with c.connect(d.address) as e:\n"
+        "        e.write(np.ones(10, np.float32), d.export(a)).wait(10)\n"
         "    print(a.sum())\n"
     )
     assert _run(code, "-W", "error") == "10.0"

@@ -38,7 +38,7 @@ def test_a_damaged_blob_is_refused_or_leads_elsewhere(
     contexts: tuple[Context, Context], at: int, flip: int
 ) -> None:
     ours, theirs = contexts
-    blob = bytearray(theirs.blob)
+    blob = bytearray(theirs.address)
     blob[at % len(blob)] ^= flip
     with contextlib.suppress(RdmaTensorError):
         ours.connect(bytes(blob), job="job", rank=1).close()

@@ -23,7 +23,10 @@ def write_some(left: Context, count: int, size: int = 512) -> None:
     with Context(SETTINGS) as right:
         left.add_job(rank=0)
         right.add_job(rank=1)
-        with left.connect(right.blob, rank=1) as to_right, right.connect(left.blob, rank=0) as back:
+        with (
+            left.connect(right.address, rank=1) as to_right,
+            right.connect(left.address, rank=0) as back,
+        ):
             to_right.wait_ready()
             back.wait_ready()
             target = right.zeros(size, np.uint8)
