@@ -2,6 +2,10 @@
 
 Names are loaded at their first use: importing this package loads neither torch nor numpy nor the C
 library, and works on a machine without a NIC or libibverbs.
+
+What needs torch is in four modules, named as torch's own: rdmatensor.distributed for groups of
+torch.distributed, rdmatensor.torch for tensors, rdmatensor.symmetric for symmetric memory, and
+rdmatensor.plan for planned training. `import rdmatensor` is enough to use them.
 """
 
 from __future__ import annotations
@@ -10,19 +14,19 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rdmatensor._torch.split import split_group as split_group
+    from rdmatensor import distributed as distributed
+    from rdmatensor import errors as errors
+    from rdmatensor import metrics as metrics
+    from rdmatensor import plan as plan
+    from rdmatensor import symmetric as symmetric
+    from rdmatensor import torch as torch
+    from rdmatensor import trace as trace
     from rdmatensor.bootstrap import World as World
     from rdmatensor.bootstrap import join as join
     from rdmatensor.config import Options as Options
     from rdmatensor.config import Settings as Settings
     from rdmatensor.context import Context as Context
     from rdmatensor.context import default_context as default_context
-    from rdmatensor.distributed import describe as describe
-    from rdmatensor.distributed import describe_text as describe_text
-    from rdmatensor.distributed import last_operations as last_operations
-    from rdmatensor.distributed import monitored_barrier as monitored_barrier
-    from rdmatensor.distributed import sequence_number as sequence_number
-    from rdmatensor.distributed import set_timeout as set_timeout
     from rdmatensor.endpoint import Endpoint as Endpoint
     from rdmatensor.endpoint import PreparedWrite as PreparedWrite
     from rdmatensor.endpoint import WriteBatch as WriteBatch
@@ -48,8 +52,6 @@ if TYPE_CHECKING:
     from rdmatensor.errors import TransportNotViableError as TransportNotViableError
     from rdmatensor.errors import VersionMismatchError as VersionMismatchError
     from rdmatensor.group import Group as Group
-    from rdmatensor.hooks import bf16_hook as bf16_hook
-    from rdmatensor.hooks import bf16_wrapper as bf16_wrapper
     from rdmatensor.memory import Region as Region
     from rdmatensor.memory import RemoteRegion as RemoteRegion
     from rdmatensor.persistent import PersistentCollective as PersistentCollective
@@ -65,20 +67,9 @@ if TYPE_CHECKING:
 
 # Module -> its public names. The block above repeats them for type checkers; a test compares both.
 _MODULES = {
-    "_torch.split": ("split_group",),
     "bootstrap": ("World", "join"),
     "config": ("Options", "Settings"),
     "context": ("Context", "default_context"),
-    "distributed": (
-        *(
-            "describe",
-            "describe_text",
-            "last_operations",
-            "monitored_barrier",
-            "sequence_number",
-            "set_timeout",
-        ),
-    ),
     "endpoint": ("WriteBatch", "Endpoint", "PreparedWrite"),
     "errors": (
         *("AuthenticationError", "BusyError", "CanceledError", "ClosedError", "CompletionError"),
@@ -89,7 +80,6 @@ _MODULES = {
         "VersionMismatchError",
     ),
     "group": ("Group",),
-    "hooks": ("bf16_hook", "bf16_wrapper"),
     "memory": ("Region", "RemoteRegion"),
     "persistent": ("PersistentCollective", "PersistentMessage"),
     "slot": ("SlotTensor", "SlotReceiver", "SlotSender"),
@@ -97,7 +87,9 @@ _MODULES = {
     "transfer": ("ReceiveTransfer", "Transfer"),
     "types": ("Counters",),
 }
-_MODULES_BY_NAME = ("distributed", "errors", "metrics", "plan", "symmetric", "torch", "trace")
+# Modules that need no import of their own. Of all public names only those of _OF_TORCH need torch.
+_OF_TORCH = ("distributed", "plan", "symmetric", "torch")
+_MODULES_BY_NAME = (*_OF_TORCH, "errors", "metrics", "trace")
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = sorted((*_HOMES, "__version__"))  # noqa: PLE0605 - the names are strings, of _MODULES

@@ -22,10 +22,27 @@ from rdmatensor._backend.rendezvous import open_and_meet
 from rdmatensor._observe.describe_text import text_of
 from rdmatensor._record import names, recorder
 from rdmatensor._torch import adopt
+from rdmatensor._torch.hooks import bf16_hook, bf16_wrapper
+from rdmatensor._torch.split import split_group
 from rdmatensor.context import default_context
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, ProcessGroup, _DistributedBackendOptions
+
+__all__ = [
+    "LastOperation",
+    "Peer",
+    "bf16_hook",
+    "bf16_wrapper",
+    "create",
+    "describe",
+    "describe_text",
+    "last_operations",
+    "monitored_barrier",
+    "sequence_number",
+    "set_timeout",
+    "split_group",
+]
 
 
 class Peer(TypedDict):

@@ -17,7 +17,6 @@ from rdmatensor._native.closable import Closable
 from rdmatensor._native.core import Core
 from rdmatensor._native.ffi import (
     GIVE_BLOB,
-    REDUCE_OPS,
     CData,
     Handle,
     check,
@@ -25,11 +24,12 @@ from rdmatensor._native.ffi import (
     ffi,
     lib,
     new_error,
+    reduce_op_code,
     take,
 )
 from rdmatensor.persistent import PersistentCollective, PersistentMessage
 from rdmatensor.transfer import ReceiveTransfer, Transfer
-from rdmatensor.types import ReduceOp, TensorLike
+from rdmatensor.types import ReduceOpLike, TensorLike
 
 
 class Group(Closable):
@@ -121,16 +121,56 @@ class Group(Closable):
         return ReceiveTransfer(self._core, frame, data, what)
 
     # ---- collectives ---------------------------------------------------------------------------
+    # The order of arguments, src and dst are those of torch.distributed.
 
-    def broadcast(self, tensor: TensorLike, root: int = 0) -> Transfer:
-        """Copy the root's tensor (any shape, the same on all) into every member's, in place."""
+    def broadcast(self, tensor: TensorLike, src: int = 0) -> Transfer:
+        """Copy the tensor of one member into every member's, in place.
+
+        Args:
+            tensor: Any shape, the same on all members. Read on src, written on the others.
+            src: The rank that sends.
+
+        Returns:
+            The collective in flight.
+
+        Raises:
+            InvalidArgumentError: The tensor is not contiguous, or src is not a rank.
+            ClosedError: The group was closed.
+
+        Example:
+            >>> settings = np.arange(3.0)
+            >>> group.broadcast(settings, src=0).wait()
+            <Transfer group 'all': broadcast of 3 elements: done>
+        """
+        src = whole_in(src, self.size - 1, "broadcast", "src")
         dtype, shape = memory.describe_tensor(tensor, "broadcast")
-        return self._start(lib.RDT_COLL_BROADCAST, dtype, math.prod(shape), recv=tensor, root=root)
+        return self._start(lib.RDT_COLL_BROADCAST, dtype, math.prod(shape), recv=tensor, root=src)
 
     def all_reduce(
-        self, tensor: TensorLike, op: ReduceOp = "sum", *, out: TensorLike | None = None
+        self, tensor: TensorLike, op: ReduceOpLike = "sum", *, out: TensorLike | None = None
     ) -> Transfer:
-        """Reduce element by element over all members, into out or in place."""
+        """Reduce element by element over all members; each gets the result.
+
+        Args:
+            tensor: Any shape, the same on all members.
+            op: The reduction: a name of rdmatensor.types.ReduceOp in any case, or torch's ReduceOp.
+            out: As many elements as tensor; None reduces in place.
+
+        Returns:
+            The collective in flight.
+
+        Raises:
+            InvalidArgumentError: A tensor is not contiguous, out has another count or dtype, or op
+                is unknown.
+            ClosedError: The group was closed.
+
+        Example:
+            >>> total = np.array([1.0, 2.0])
+            >>> group.all_reduce(total, "sum").wait()
+            <Transfer ...: done>
+            >>> total
+            array([1., 2.])
+        """
         dtype, shape = memory.describe_tensor(tensor, "all_reduce")
         into = tensor if out is None else _like(out, dtype, math.prod(shape), "all_reduce")
         return self._start(
@@ -140,65 +180,187 @@ class Group(Closable):
     def reduce(
         self,
         tensor: TensorLike,
-        root: int = 0,
-        op: ReduceOp = "sum",
+        dst: int = 0,
+        op: ReduceOpLike = "sum",
         *,
         out: TensorLike | None = None,
     ) -> Transfer:
-        """Reduce onto the root, into its out or in place; the tensors of others are only read."""
+        """Reduce element by element onto one member.
+
+        Args:
+            tensor: Any shape, the same on all members. It is only read on the others.
+            dst: The rank that gets the result.
+            op: The reduction; see all_reduce().
+            out: As many elements, used on dst; None reduces in place there.
+
+        Returns:
+            The collective in flight.
+
+        Raises:
+            InvalidArgumentError: As all_reduce(), or dst is not a rank.
+            ClosedError: The group was closed.
+
+        Example:
+            >>> group.reduce(np.ones(3), dst=0, op="max").wait()
+            <Transfer ...: done>
+        """
+        dst = whole_in(dst, self.size - 1, "reduce", "dst")
         dtype, shape = memory.describe_tensor(tensor, "reduce")
         into = None
-        if self.rank == root:
+        if self.rank == dst:
             into = tensor if out is None else _like(out, dtype, math.prod(shape), "reduce")
         return self._start(
-            lib.RDT_COLL_REDUCE, dtype, math.prod(shape), send=tensor, recv=into, op=op, root=root
+            lib.RDT_COLL_REDUCE, dtype, math.prod(shape), send=tensor, recv=into, op=op, root=dst
         )
 
     def all_gather(self, out: TensorLike, tensor: TensorLike) -> Transfer:
-        """Collect all members' tensors into out, of size times as many elements, in rank order."""
+        """Collect the tensors of all members, in rank order, on every member.
+
+        Args:
+            out: As many elements as tensor for each rank, of the same dtype.
+            tensor: This member's part; any shape, as many elements on all members.
+
+        Returns:
+            The collective in flight.
+
+        Raises:
+            InvalidArgumentError: A tensor is not contiguous, or out has another count or dtype.
+            ClosedError: The group was closed.
+
+        Example:
+            >>> out = np.zeros((group.size, 2))
+            >>> group.all_gather(out, np.array([1.0, 2.0])).wait()
+            <Transfer ...: done>
+            >>> out
+            array([[1., 2.]])
+        """
         dtype, shape = memory.describe_tensor(tensor, "all_gather")
         count = math.prod(shape)
-        _like(out, dtype, count * self.size, "all_gather")
+        _like(out, dtype, count * self.size, "all_gather", "out")
         return self._start(lib.RDT_COLL_ALLGATHER, dtype, count, send=tensor, recv=out)
 
-    def reduce_scatter(self, out: TensorLike, tensor: TensorLike, op: ReduceOp = "sum") -> Transfer:
-        """Reduce the tensors of all, of size times out's elements; rank r gets the r-th part."""
+    def reduce_scatter(
+        self, out: TensorLike, tensor: TensorLike, op: ReduceOpLike = "sum"
+    ) -> Transfer:
+        """Reduce the tensors of all members; rank r gets the r-th part of the result.
+
+        Args:
+            out: This member's part of the result.
+            tensor: As many elements as out for each rank, of the same dtype.
+            op: The reduction; see all_reduce().
+
+        Returns:
+            The collective in flight.
+
+        Raises:
+            InvalidArgumentError: As all_reduce().
+            ClosedError: The group was closed.
+
+        Example:
+            >>> part = np.zeros(2)
+            >>> group.reduce_scatter(part, np.ones(2 * group.size)).wait()
+            <Transfer ...: done>
+        """
         dtype, shape = memory.describe_tensor(out, "reduce_scatter")
         count = math.prod(shape)
-        _like(tensor, dtype, count * self.size, "reduce_scatter")
+        _like(tensor, dtype, count * self.size, "reduce_scatter", "tensor")
         return self._start(lib.RDT_COLL_REDUCE_SCATTER, dtype, count, send=tensor, recv=out, op=op)
 
-    def gather(
-        self, tensor: TensorLike, root: int = 0, *, out: TensorLike | None = None
-    ) -> Transfer:
-        """Collect the tensors of all members into the root's out, in rank order."""
+    def gather(self, tensor: TensorLike, out: TensorLike | None = None, dst: int = 0) -> Transfer:
+        """Collect the tensors of all members, in rank order, on one member.
+
+        Args:
+            tensor: This member's part; any shape, as many elements on all members.
+            out: As many elements as tensor for each rank; needed on dst, unused on the others.
+            dst: The rank that collects.
+
+        Returns:
+            The collective in flight.
+
+        Raises:
+            InvalidArgumentError: A tensor is not contiguous, out has another count or dtype or is
+                missing on dst, or dst is not a rank.
+            ClosedError: The group was closed.
+
+        Example:
+            >>> out = np.zeros((group.size, 3)) if group.rank == 0 else None
+            >>> group.gather(np.ones(3), out, dst=0).wait()
+            <Transfer ...: done>
+        """
+        dst = whole_in(dst, self.size - 1, "gather", "dst")
         dtype, shape = memory.describe_tensor(tensor, "gather")
         count, into = math.prod(shape), None
-        if self.rank == root:
-            into = _like(_needed(out, "gather"), dtype, count * self.size, "gather")
-        return self._start(lib.RDT_COLL_GATHER, dtype, count, send=tensor, recv=into, root=root)
+        if self.rank == dst:
+            whole = _needed(out, "gather", "out", f"dst, rank {dst},")
+            into = _like(whole, dtype, count * self.size, "gather", "out")
+        return self._start(lib.RDT_COLL_GATHER, dtype, count, send=tensor, recv=into, root=dst)
 
-    def scatter(
-        self, out: TensorLike, root: int = 0, *, tensor: TensorLike | None = None
-    ) -> Transfer:
-        """Scatter the root's tensor, of size times out's elements, in rank order."""
+    def scatter(self, out: TensorLike, tensor: TensorLike | None = None, src: int = 0) -> Transfer:
+        """Give each member a part of one member's tensor, in rank order.
+
+        Args:
+            out: This member's part; any shape, as many elements on all members.
+            tensor: As many elements as out for each rank; needed on src, unused on the others.
+            src: The rank that sends.
+
+        Returns:
+            The collective in flight.
+
+        Raises:
+            InvalidArgumentError: As gather().
+            ClosedError: The group was closed.
+
+        Example:
+            >>> whole = np.arange(3.0 * group.size) if group.rank == 0 else None
+            >>> group.scatter(np.zeros(3), whole, src=0).wait()
+            <Transfer ...: done>
+        """
+        src = whole_in(src, self.size - 1, "scatter", "src")
         dtype, shape = memory.describe_tensor(out, "scatter")
         count, source = math.prod(shape), None
-        if self.rank == root:
-            source = _like(_needed(tensor, "scatter"), dtype, count * self.size, "scatter")
-        return self._start(lib.RDT_COLL_SCATTER, dtype, count, send=source, recv=out, root=root)
+        if self.rank == src:
+            whole = _needed(tensor, "scatter", "tensor", f"src, rank {src},")
+            source = _like(whole, dtype, count * self.size, "scatter", "tensor")
+        return self._start(lib.RDT_COLL_SCATTER, dtype, count, send=source, recv=out, root=src)
 
     def all_to_all(self, out: TensorLike, tensor: TensorLike) -> Transfer:
-        """Send the r-th part of tensor to rank r, and put what rank r sent at the r-th of out."""
+        """Send the r-th part of tensor to rank r; what rank r sent becomes the r-th part of out.
+
+        Args:
+            out: As many elements as tensor, of the same dtype.
+            tensor: A count of elements that divides by the number of ranks, the same on all.
+
+        Returns:
+            The collective in flight.
+
+        Raises:
+            InvalidArgumentError: A tensor is not contiguous, or the counts do not match.
+            ClosedError: The group was closed.
+
+        Example:
+            >>> group.all_to_all(np.zeros(group.size), np.ones(group.size)).wait()
+            <Transfer ...: done>
+        """
         dtype, shape = memory.describe_tensor(tensor, "all_to_all")
         total = math.prod(shape)
         if total % self.size:
             raise invalid("all_to_all", f"{total} elements do not divide by {self.size} ranks")
-        _like(out, dtype, total, "all_to_all")
+        _like(out, dtype, total, "all_to_all", "out")
         return self._start(lib.RDT_COLL_ALLTOALL, dtype, total // self.size, send=tensor, recv=out)
 
     def barrier(self) -> Transfer:
-        """Done when every member has called it."""
+        """Wait for all members.
+
+        Returns:
+            The barrier in flight: it is done when every member has called barrier().
+
+        Raises:
+            ClosedError: The group was closed.
+
+        Example:
+            >>> group.barrier().wait()
+            <Transfer ...: done>
+        """
         return self._start(lib.RDT_COLL_BARRIER, "uint8", 0)
 
     # ---- what repeats --------------------------------------------------------------------------
@@ -218,13 +380,14 @@ class Group(Closable):
             src = whole_in(src, self.size - 1, "recv_init", "src")
         return PersistentMessage(partial(self.recv, tensor, src, tag=tag))
 
-    def broadcast_init(self, tensor: TensorLike, root: int = 0) -> PersistentCollective:
+    def broadcast_init(self, tensor: TensorLike, src: int = 0) -> PersistentCollective:
         """Initialise a broadcast() that is started often; collective, waits for all members."""
+        src = whole_in(src, self.size - 1, "broadcast_init", "src")
         dtype, shape = memory.describe_tensor(tensor, "broadcast_init")
-        return self._init(lib.RDT_COLL_BROADCAST, dtype, math.prod(shape), recv=tensor, root=root)
+        return self._init(lib.RDT_COLL_BROADCAST, dtype, math.prod(shape), recv=tensor, root=src)
 
     def all_reduce_init(
-        self, tensor: TensorLike, op: ReduceOp = "sum", *, out: TensorLike | None = None
+        self, tensor: TensorLike, op: ReduceOpLike = "sum", *, out: TensorLike | None = None
     ) -> PersistentCollective:
         """Initialise an all_reduce() that is started often; collective, waits for all members.
 
@@ -254,7 +417,7 @@ class Group(Closable):
         return self._init(lib.RDT_COLL_ALLGATHER, dtype, count, send=tensor, recv=out)
 
     def reduce_scatter_init(
-        self, out: TensorLike, tensor: TensorLike, op: ReduceOp = "sum"
+        self, out: TensorLike, tensor: TensorLike, op: ReduceOpLike = "sum"
     ) -> PersistentCollective:
         """Initialise a reduce_scatter() that is started often; collective, waits for all."""
         dtype, shape = memory.describe_tensor(out, "reduce_scatter_init")
@@ -263,7 +426,11 @@ class Group(Closable):
         return self._init(lib.RDT_COLL_REDUCE_SCATTER, dtype, count, send=tensor, recv=out, op=op)
 
     def _init(
-        self, collective: int, dtype: str, count: int, **tensors: TensorLike | str | int | None
+        self,
+        collective: int,
+        dtype: str,
+        count: int,
+        **tensors: TensorLike | ReduceOpLike | int | None,
     ) -> PersistentCollective:
         call = f"{_NAMES[collective]}_init"
         args, pins = self._args(call, collective, dtype, count, **tensors)  # type: ignore[arg-type]
@@ -286,7 +453,11 @@ class Group(Closable):
         return made
 
     def _start(
-        self, collective: int, dtype: str, count: int, **tensors: TensorLike | str | int | None
+        self,
+        collective: int,
+        dtype: str,
+        count: int,
+        **tensors: TensorLike | ReduceOpLike | int | None,
     ) -> Transfer:
         call = _NAMES[collective]
         args, pins = self._args(call, collective, dtype, count, **tensors)  # type: ignore[arg-type]
@@ -304,17 +475,14 @@ class Group(Closable):
         *,
         send: TensorLike | None = None,
         recv: TensorLike | None = None,
-        op: str = "sum",
+        op: ReduceOpLike = "sum",
         root: int = 0,
     ) -> tuple[CData, list[CData]]:
-        """Make struct rdt_coll_args, and what keeps its tensors alive."""
-        if not isinstance(op, str) or op not in REDUCE_OPS:
-            raise invalid(call, f"op {op!r} is not one of {', '.join(REDUCE_OPS)}")
-        root = whole_in(root, self.size - 1, call, "root")
+        """Make struct rdt_coll_args, and what keeps its tensors alive. root is checked already."""
         args = ffi.new("struct rdt_coll_args *")
         args.struct_size = ffi.sizeof("struct rdt_coll_args")
         args.op, args.dtype, args.count = collective, dtype_code(dtype, call), count
-        args.reduce_op, args.root = REDUCE_OPS[op], root
+        args.reduce_op, args.root = reduce_op_code(op, call), root
         args.timeout_ns = lib.RDT_TIMEOUT_DEFAULT
         pins = []
         if send is not None:
@@ -377,15 +545,19 @@ def _blob_table(blobs: list[bytes]) -> tuple[CData, list[CData]]:
     return table, [table, pointers, lengths, *data]
 
 
-def _like(tensor: TensorLike, dtype: str, count: int, call: str) -> TensorLike:
+def _like(tensor: TensorLike, dtype: str, count: int, call: str, name: str = "out") -> TensorLike:
     """Check that a tensor has a dtype and a count of elements."""
     found, shape = memory.describe_tensor(tensor, call)
     if found != dtype or math.prod(shape) != count:
-        raise invalid(call, f"expected a tensor of {count} {dtype}, got {math.prod(shape)} {found}")
+        raise invalid(
+            call,
+            f"{name} has {math.prod(shape)} {found} elements, expected {count} {dtype}: the order "
+            f"of arguments is that of Group.{call}()",
+        )
     return tensor
 
 
-def _needed(tensor: TensorLike | None, call: str) -> TensorLike:
+def _needed(tensor: TensorLike | None, call: str, name: str, who: str) -> TensorLike:
     if tensor is None:
-        raise invalid(call, "the root needs a tensor for all members' parts")
+        raise invalid(call, f"{name} is missing: {who} needs it for all members' parts")
     return tensor

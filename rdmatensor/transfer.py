@@ -8,7 +8,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Generator
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from rdmatensor import errors
 from rdmatensor._native.arguments import timeout_s_of
@@ -25,6 +25,9 @@ from rdmatensor._native.ffi import (
     lib,
     new_error,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # of typing from Python 3.11 on
 
 _LOOK_AGAIN_S = 0.05
 _NO_ERR: CData = ffi.NULL
@@ -128,11 +131,14 @@ class Transfer:
                 self._ring_when_done(self._bell.fd)
         return self._bell.fd
 
-    def wait(self, timeout_s: float | None = None) -> None:
+    def wait(self, timeout_s: float | None = None) -> Self:
         """Wait until it has ended well.
 
         Args:
             timeout_s: Seconds from now; None takes the context's deadline.
+
+        Returns:
+            The transfer itself, so that a receive's `wait().len_bytes` is one expression.
 
         Raises:
             TransferTimeoutError: It is still in flight.
@@ -146,6 +152,7 @@ class Transfer:
         if self._error is not None:
             self._is_told = True
             raise self._error
+        return self
 
     def _wait(self, timeout_s: float) -> None:
         err = new_error()
@@ -222,13 +229,14 @@ class Transfer:
         if error is not None and not (self._is_told or self._core.waiters.is_closing):
             warnings.warn(f"a dropped transfer failed: {error}", stacklevel=2)
 
-    def __await__(self) -> Generator[object, None, None]:
+    def __await__(self) -> Generator[object, None, Self]:
         """Wait in an asyncio event loop; the context's deadline holds here too."""
         if not self.done():
             yield from Waker.of(self._core).wait(self).__await__()
         if self._error is not None:
             self._is_told = True
             raise self._error
+        return self
 
     def __repr__(self) -> str:
         state = "in flight" if self._ptr is not None else "failed" if self._error else "done"

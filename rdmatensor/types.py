@@ -16,6 +16,17 @@ SlotKind = Literal["static", "bounded", "dynamic"]
 Array: TypeAlias = "NDArray[np.generic]"
 ReduceOp = Literal["sum", "avg", "product", "min", "max", "band", "bor", "bxor"]
 
+
+class NamedOp(Protocol):
+    """A reduction of another library, by its name: torch.distributed.ReduceOp.SUM is one."""
+
+    @property
+    def name(self) -> str:
+        """The name of the reduction, in any case."""
+
+
+ReduceOpLike: TypeAlias = "ReduceOp | NamedOp"
+
 # The order is that of RDT_BOOL ... RDT_C128 in the C header; a test compares them.
 DTYPE_NAMES = (
     "bool",

@@ -119,7 +119,7 @@ class Trainer:
         """And how long sums and copies took, which it takes milliseconds to ask for."""
         if self.backend != "rdmatensor":
             return {}
-        collectives = cast("dict[str, float]", rdmatensor.describe()["collectives"])
+        collectives = cast("dict[str, float]", rdmatensor.distributed.describe()["collectives"])
         return {name: collectives[name] for name in ("summing_s", "copying_s")}
 
     def choice(self) -> str:

@@ -5,6 +5,7 @@ Code that handles cffi's untyped values marks them as CData; no other module use
 
 from __future__ import annotations
 
+import difflib
 import operator
 import re
 import threading
@@ -101,6 +102,20 @@ REDUCE_OPS: dict[str, int] = {
     "bor": lib.RDT_BOR,
     "bxor": lib.RDT_BXOR,
 }
+_OTHER_NAMES = {"mean": "avg", "average": "avg", "add": "sum", "prod": "product", "mul": "product"}
+
+
+def reduce_op_code(op: object, call: str) -> int:
+    """Return the number of a reduction, given by name in any case or as torch's ReduceOp.SUM."""
+    text = getattr(op, "name", op)
+    code = REDUCE_OPS.get(text.lower()) if isinstance(text, str) else None
+    if code is None:
+        known = ", ".join(REDUCE_OPS)
+        word = str(text).lower()
+        near = difflib.get_close_matches(_OTHER_NAMES.get(word, word), REDUCE_OPS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise invalid(call, f"op {op!r} is not one of {known}{hint}")
+    return code
 
 
 class Frame:

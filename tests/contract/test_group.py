@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -67,28 +69,28 @@ def test_collectives(run: Callable[[Work], list[object]], count: int) -> None:
         group.all_reduce(everything).wait(20)
         assert (everything == total).all()
         apart = np.zeros(count, np.int64)
-        group.all_reduce(mine, "max", out=apart).wait(20)
+        group.all_reduce(mine, "MAX", out=apart).wait(20)  # type: ignore[arg-type]  # any case
         assert (apart == np.arange(count) + SIZE - 1).all()
 
         news = mine.copy()
-        group.broadcast(news, root=1).wait(20)
+        group.broadcast(news, src=1).wait(20)
         assert (news == np.arange(count) + 1).all()
 
         at_root = np.zeros(count, np.int64) if rank == 2 else None
-        group.reduce(mine, root=2, out=at_root).wait(20)
+        group.reduce(mine, dst=2, out=at_root).wait(20)
         assert at_root is None or (at_root == total).all()
 
         gathered = np.zeros((SIZE, count), np.int64)
         group.all_gather(gathered, mine).wait(20)
         assert all((gathered[r] == np.arange(count) + r).all() for r in range(SIZE))
         at_root = np.zeros((SIZE, count), np.int64) if rank == 0 else None
-        group.gather(mine, out=at_root).wait(20)
+        group.gather(mine, at_root).wait(20)
         assert at_root is None or (at_root == gathered).all()
 
         part = np.zeros(count, np.int64)
         group.reduce_scatter(part, gathered).wait(20)
         assert (part == (np.arange(count) + rank) * SIZE).all()
-        group.scatter(part, tensor=gathered if rank == 0 else None).wait(20)
+        group.scatter(part, gathered if rank == 0 else None).wait(20)
         assert (part == np.arange(count) + rank).all()
 
         swapped = np.zeros((SIZE, count), np.int64)
@@ -137,7 +139,7 @@ def test_groups_of_some_ranks_are_made_again_and_again(
                     some.all_reduce(total).wait(10)
                     assert (total == sum(members)).all()
                     news = np.full(10, world.rank, np.int64)
-                    some.broadcast(news, root=0).wait(10)
+                    some.broadcast(news, src=0).wait(10)
                     assert (news == members[0]).all()
                     some.barrier().wait(10)
         for wrong in ([5], [0, 0, 1, 2], [rank for rank in range(SIZE) if rank != world.rank]):
@@ -166,22 +168,44 @@ def test_disagreement_is_told(run: Callable[[Work], list[object]]) -> None:
         assert "of 101 float32" in said
 
 
+@dataclass(frozen=True)
+class NamedLikeTorch:
+    """As torch.distributed.ReduceOp.PRODUCT is."""
+
+    name: str = "PRODUCT"
+
+
+def test_a_reduction_of_torch_is_known_by_its_name(run: Callable[[Work], list[object]]) -> None:
+    def work(group: Group) -> None:
+        product = np.array([group.rank + 1])
+        assert group.all_reduce(product, NamedLikeTorch()).wait(20).done()
+        assert product[0] == math.factorial(SIZE)
+
+    run(work)
+
+
 def test_arguments_that_are_refused(run: Callable[[Work], list[object]]) -> None:
     def work(group: Group) -> None:
         ones = np.ones(4, np.float32)
         calls: list[Callable[[], object]] = [
             lambda: group.all_reduce(ones, "mean"),  # type: ignore[arg-type]
-            lambda: group.broadcast(ones, root=SIZE),
+            lambda: group.broadcast(ones, src=SIZE),
             lambda: group.all_gather(np.ones(4, np.float32), ones),
             lambda: group.all_gather(np.ones(4 * SIZE), ones),
             lambda: group.all_to_all(ones, ones),
-            lambda: group.gather(ones, root=group.rank),
+            lambda: group.gather(ones, dst=group.rank),
             lambda: group.all_reduce(np.ones((4, 4), np.float32)[:, ::2]),
             lambda: group.send(ones, SIZE),
         ]
         with pytest.raises(InvalidArgumentError) as caught:
             group.all_reduce(ones, "band")
         assert str(caught.value) == "band is not defined for float32 [all_reduce: RDT_EINVAL]"
+        with pytest.raises(InvalidArgumentError, match=r"'mean' is not one .* did you mean 'avg'"):
+            group.all_reduce(ones, "mean")  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgumentError, match=f"out is missing: dst, rank {group.rank},"):
+            group.gather(ones, dst=group.rank)
+        with pytest.raises(InvalidArgumentError, match=r"out has 4 .*, expected 12 float32"):
+            group.all_gather(np.ones(4, np.float32), ones)
         for call in calls:
             with pytest.raises(InvalidArgumentError):
                 call()

@@ -168,7 +168,10 @@ def test_a_rank_that_is_no_number_is_refused(world: World, wrong: int) -> None:
         for of_group, name in (
             (lambda: group.send(b"x", wrong), "dst"),
             (lambda: group.recv(bytearray(1), wrong), "src"),
-            (lambda: group.broadcast(bytearray(1), wrong), "root"),
+            (lambda: group.broadcast(bytearray(1), wrong), "src"),
+            (lambda: group.reduce(bytearray(1), wrong), "dst"),
+            (lambda: group.gather(bytearray(1), bytearray(1), wrong), "dst"),
+            (lambda: group.scatter(bytearray(1), bytearray(1), wrong), "src"),
         ):
             with pytest.raises(
                 InvalidArgumentError, match=rf"{name}=.* is a .*, not a whole number"
@@ -203,7 +206,7 @@ def test_numbers_that_no_c_type_holds_are_named(pair: Pair, world: World) -> Non
         for member in (1, -1, 1 << 32):
             calls.append(("dst", lambda v=member: group.send(b"x", v)))
             calls.append(("src", lambda v=member: group.recv(bytearray(1), v)))
-            calls.append(("root", lambda v=member: group.broadcast(bytearray(1), v)))
+            calls.append(("src", lambda v=member: group.broadcast(bytearray(1), v)))
         for name, call in calls:
             with pytest.raises(InvalidArgumentError, match=rf"^{name}=\S+ is "):
                 call()

@@ -68,7 +68,7 @@ def hooks(group: Any) -> dict[str, tuple[Any, Callable[..., Any]]]:
     return {
         "allreduce": (group, default_hooks.allreduce_hook),
         "fp16": (group, default_hooks.fp16_compress_hook),
-        "bf16": (group, rdmatensor.bf16_hook),
+        "bf16": (group, rdmatensor.distributed.bf16_hook),
         "powerSGD": (low_rank(), low),
         "powerSGD, cold": (low_rank(warm_start=False, use_error_feedback=False), low),
         # Half precision's small numbers: without the addend it divides by zero.
@@ -76,7 +76,7 @@ def hooks(group: Any) -> dict[str, tuple[Any, Callable[..., Any]]]:
             low_rank(orthogonalization_epsilon=1e-2),
             default_hooks.fp16_compress_wrapper(low),
         ),
-        "powerSGD, bf16": (low_rank(), rdmatensor.bf16_wrapper(low)),
+        "powerSGD, bf16": (low_rank(), rdmatensor.distributed.bf16_wrapper(low)),
     }
 
 

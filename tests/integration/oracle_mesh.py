@@ -86,7 +86,7 @@ def redistribution(turn: Turn) -> Results:
 def parted(turn: Turn, lists: list[list[int]]) -> Any:
     """Return this rank's group. torch's split_group() wants an accelerator; ours needs none."""
     if turn.backend == "rdmatensor":
-        return rdmatensor.split_group(lists)
+        return rdmatensor.distributed.split_group(lists)
     return dist.new_subgroups_by_enumeration(lists)[0]
 
 

@@ -70,7 +70,7 @@ def told() -> Any:
     """What describe() says of the one module that lives."""
     born: Any = rdmatensor.distributed.describe()["born"]
     assert len(born) <= 1
-    assert not born or f"born {born[0]['born']}" in rdmatensor.describe_text().replace(
+    assert not born or f"born {born[0]['born']}" in rdmatensor.distributed.describe_text().replace(
         "born: ", "born "
     )
     return born[0] if born else None

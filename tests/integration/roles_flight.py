@@ -30,18 +30,18 @@ def until_a_timeout(rank: int, world: int) -> dict[str, Any]:
         dist.recv(torch.ones(3, dtype=torch.float64), 0)
     found: dict[str, Any] = {}
     if rank == 0:
-        rdmatensor.set_timeout(SHORT)
+        rdmatensor.distributed.set_timeout(SHORT)
         work = dist.all_reduce(torch.ones(1000), async_op=True)
         time.sleep(0.1)
-        found["meanwhile"] = as_json(rdmatensor.last_operations())
+        found["meanwhile"] = as_json(rdmatensor.distributed.last_operations())
         try:
             work.wait()
         except RuntimeError as error:
             found["error"] = str(error)
     else:
         time.sleep(4.0 * SHORT.total_seconds())
-    found["after"] = as_json(rdmatensor.last_operations())
-    found["sequence_number"] = rdmatensor.sequence_number()
+    found["after"] = as_json(rdmatensor.distributed.last_operations())
+    found["sequence_number"] = rdmatensor.distributed.sequence_number()
     return found
 
 
@@ -53,8 +53,8 @@ def many(rank: int, world: int) -> dict[str, Any]:
         dist.all_reduce(torch.ones(1))
     dist.barrier(group=other)
     found = {
-        "default": as_json(rdmatensor.last_operations()),
-        "other": as_json(rdmatensor.last_operations(other)),
+        "default": as_json(rdmatensor.distributed.last_operations()),
+        "other": as_json(rdmatensor.distributed.last_operations(other)),
     }
     dist.destroy_process_group()
     return found
@@ -76,12 +76,12 @@ def _failed(act: Any, group: Any) -> dict[str, Any]:
         act()
     except RuntimeError as error:
         said = str(error)
-    last = rdmatensor.last_operations(group)
+    last = rdmatensor.distributed.last_operations(group)
     return {
         "error": said,
         "last": as_json(last)[-1],
         "messages": [one["sequence"] for one in last if "send" in one["operation"]],
-        "sequence_number": rdmatensor.sequence_number(group),
+        "sequence_number": rdmatensor.distributed.sequence_number(group),
     }
 
 

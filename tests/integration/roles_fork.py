@@ -50,7 +50,7 @@ def _refused(peer: int, received: dist.Work, sum_of: dist.Work) -> dict[str, Cal
         "async all_reduce": lambda: dist.all_reduce(tensor, async_op=True),
         "broadcast": lambda: dist.broadcast(tensor, src=0),
         "barrier": dist.barrier,
-        "monitored_barrier": rdmatensor.monitored_barrier,
+        "monitored_barrier": rdmatensor.distributed.monitored_barrier,
         "isend": lambda: dist.isend(tensor, peer),
         "irecv": lambda: dist.irecv(tensor, peer),
         "batch": lambda: dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor, peer)]),
@@ -58,7 +58,7 @@ def _refused(peer: int, received: dist.Work, sum_of: dist.Work) -> dict[str, Cal
         "wait of an all_reduce": sum_of.wait,
         "future of an irecv": received.get_future,
         "new_group": dist.new_group,
-        "describe": rdmatensor.describe,
+        "describe": rdmatensor.distributed.describe,
         "everyone": lambda: backend.everyone("a child's", "word"),
     }
 

@@ -239,7 +239,7 @@ def one_of_two_jobs(rank: int, world: int, *, seed: float, steps: int) -> float:
 
 def descriptions(rank: int, world: int) -> dict[str, object]:
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
-    before = rdmatensor.describe()["peers"]
+    before = rdmatensor.distributed.describe()["peers"]
     store = dist.distributed_c10d._get_default_store()
     store.add("described", 1)
     while store.add("described", 0) < world:  # nobody connects before all have looked
@@ -247,8 +247,8 @@ def descriptions(rank: int, world: int) -> dict[str, object]:
     pair = dist.new_group([0, 1])
     if rank < 2:
         total(1.0, pair)
-    ours = rdmatensor.describe(pair)["peers"] if rank < 2 else []
-    whole = rdmatensor.describe()
+    ours = rdmatensor.distributed.describe(pair)["peers"] if rank < 2 else []
+    whole = rdmatensor.distributed.describe()
     backend = our_backend()
     dist.barrier()
     dist.destroy_process_group()
@@ -278,11 +278,13 @@ def split(rank: int, world: int) -> dict[str, float]:
 
 def monitored(rank: int, world: int) -> dict[str, str]:
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
-    rdmatensor.monitored_barrier(timeout=TIMEOUT)
+    rdmatensor.distributed.monitored_barrier(timeout=TIMEOUT)
     text = ""
     try:
         if rank != 1:
-            rdmatensor.monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=True)
+            rdmatensor.distributed.monitored_barrier(
+                timeout=timedelta(seconds=1), wait_all_ranks=True
+            )
     except RuntimeError as error:
         text = str(error)
     meet("told", rank, range(world))  # a rank that left would not be one that did not come

@@ -67,7 +67,7 @@ def hooked(_rank: int, _world: int, *, whose: str) -> list[tuple[int, int]]:
         was_refused = refuse_one(0)
         group._wait_for_pending_works()
         reduce()
-        number = rdmatensor.sequence_number()
+        number = rdmatensor.distributed.sequence_number()
         (counted,) = (one["collectives"] for one in default_context().describe()["groups"])
         lags.append((number - heard[-1], number - counted))
         if not was_refused:
@@ -143,7 +143,11 @@ def refused_receives(rank: int, _world: int) -> tuple[int, dict[str, int]]:
         dist.send(torch.ones(2), 0, tag=TAG)
     for work in begun:
         work.wait()
-    states = [one["state"] for one in rdmatensor.last_operations() if "recv" in one["operation"]]
+    states = [
+        one["state"]
+        for one in rdmatensor.distributed.last_operations()
+        if "recv" in one["operation"]
+    ]
     return raised, {state: states.count(state) for state in set(states)}
 
 

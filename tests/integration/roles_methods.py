@@ -58,11 +58,11 @@ def pending(rank: int, world: int) -> dict[str, object]:
 
 def pending_error(is_kept: bool) -> str:
     """Wait in vain for one that was dropped, or is kept and has more time than the wait has."""
-    rdmatensor.set_timeout(TIMEOUT if is_kept else timedelta(seconds=0.3))
+    rdmatensor.distributed.set_timeout(TIMEOUT if is_kept else timedelta(seconds=0.3))
     work = dist.all_reduce(torch.ones(3), async_op=True)
     if not is_kept:
         del work
-    rdmatensor.set_timeout(timedelta(seconds=0.3))
+    rdmatensor.distributed.set_timeout(timedelta(seconds=0.3))
     try:
         world_group()._wait_for_pending_works()
     except RuntimeError as error:
@@ -102,7 +102,7 @@ def errors(rank: int, world: int, *, how: str) -> list[str]:
     said = [backend.get_error().name]
     meet("out of the barrier", rank, range(world))
     if how == "late":
-        rdmatensor.set_timeout(timedelta(seconds=0.3))
+        rdmatensor.distributed.set_timeout(timedelta(seconds=0.3))
     if how == "aborted" and rank == 1:
         backend.abort()
     elif how == "killed" and rank == 1:
@@ -132,22 +132,22 @@ def numbers(rank: int, world: int) -> list[int]:
     """Sequence numbers after each kind of operation; of another group, its own."""
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     pair = dist.new_group([0, 1])
-    found = [rdmatensor.sequence_number()]
+    found = [rdmatensor.distributed.sequence_number()]
     dist.all_reduce(torch.ones(3))
-    found.append(rdmatensor.sequence_number())
+    found.append(rdmatensor.distributed.sequence_number())
     works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(3)]
     for work in works:
         work.wait()
-    found.append(rdmatensor.sequence_number())
+    found.append(rdmatensor.distributed.sequence_number())
     with dist._coalescing_manager():
         for _ in range(4):
             dist.all_reduce(torch.ones(3))
-    found.append(rdmatensor.sequence_number())
+    found.append(rdmatensor.distributed.sequence_number())
     if rank < 2:
         dist.all_reduce(torch.ones(3), group=pair)
-        found.append(rdmatensor.sequence_number(pair))
+        found.append(rdmatensor.distributed.sequence_number(pair))
     dist.barrier()
-    found.append(rdmatensor.sequence_number())
+    found.append(rdmatensor.distributed.sequence_number())
     dist.destroy_process_group()
     return found
 

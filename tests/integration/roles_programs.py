@@ -29,11 +29,11 @@ def splits(rank: int, world: int) -> dict[str, Any]:
     dist.new_group([0, 1])
     found = []
     for _ in range(2):
-        part = rdmatensor.split_group([[0, 2], [1]], timeout=timedelta(seconds=10))
+        part = rdmatensor.distributed.split_group([[0, 2], [1]], timeout=timedelta(seconds=10))
         assert part is not None
         found.append(_sum_of(part, rank))
         if rank != 1:
-            inner = rdmatensor.split_group([[1, 0]], part)
+            inner = rdmatensor.distributed.split_group([[1, 0]], part)
             assert inner is not None
             assert dist.get_process_group_ranks(inner) == [0, 2]
             found.append(_sum_of(inner, rank))
@@ -60,9 +60,9 @@ def long_timeouts(rank: int, world: int) -> list[str]:
         assert work is not None
         work.wait(limit)
         dist.barrier(group)
-        rdmatensor.set_timeout(limit, group)
-        rdmatensor.monitored_barrier(group, timeout=limit)
-        part = rdmatensor.split_group([list(range(world))], group, timeout=limit)
+        rdmatensor.distributed.set_timeout(limit, group)
+        rdmatensor.distributed.monitored_barrier(group, timeout=limit)
+        part = rdmatensor.distributed.split_group([list(range(world))], group, timeout=limit)
         assert part is not None
         other = (rank + 1) % world
         works = dist.batch_isend_irecv(

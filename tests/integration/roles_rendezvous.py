@@ -137,9 +137,9 @@ def _without_the_store() -> dict[str, object]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     seen["Ctrl-C"] = _ended_by(send)
-    rdmatensor.set_timeout(timedelta(seconds=1))
+    rdmatensor.distributed.set_timeout(timedelta(seconds=1))
     seen["deadline"] = _ended_by(send)
-    rdmatensor.set_timeout(LONG)
+    rdmatensor.distributed.set_timeout(LONG)
     waits = {
         "send": send,
         "everyone": lambda: backend.everyone("word", "w"),

@@ -250,11 +250,11 @@ def batch_names_what_failed(rank: int, _world: int) -> str:
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     text = ""
     if rank == 0:
-        rdmatensor.set_timeout(timedelta(seconds=0.3))
+        rdmatensor.distributed.set_timeout(timedelta(seconds=0.3))
         operations = [dist.P2POp(dist.irecv, torch.zeros(3), 1, tag=77)]
         (work,) = dist.batch_isend_irecv(operations)
         text = errors_of(work.wait)[0]
-        rdmatensor.set_timeout(TIMEOUT)
+        rdmatensor.distributed.set_timeout(TIMEOUT)
     dist.barrier()
     dist.destroy_process_group()
     return text
@@ -299,7 +299,7 @@ def missing_ranks_are_named(rank: int, world: int) -> dict[str, list[str]]:
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     texts = {}
     for backend, door in (
-        ("rdmatensor", rdmatensor.monitored_barrier),
+        ("rdmatensor", rdmatensor.distributed.monitored_barrier),
         ("gloo", dist.monitored_barrier),
     ):
         for name, limit_s, waits_for_all in (

@@ -67,7 +67,7 @@ def test_a_group_beside_a_gloo_default() -> None:
         assert default._get_backend(CPU).name() == "gloo"
         assert group._get_backend(CPU).name() == "rdmatensor"
         with pytest.raises(ValueError, match=r"CPU tensors are gloo's, not rdmatensor's"):
-            rdmatensor.sequence_number(default)
+            rdmatensor.distributed.sequence_number(default)
 
 
 def test_tensors_elsewhere_are_refused_with_the_name_to_open_a_group_by() -> None:
@@ -124,36 +124,36 @@ def test_buffers_of_a_step_come_back_at_the_same_addresses() -> None:
 @pytest.mark.usefixtures("debug_level")
 def test_doors_of_our_own() -> None:
     with opened("rdmatensor") as group:
-        before = rdmatensor.sequence_number()
+        before = rdmatensor.distributed.sequence_number()
         dist.all_reduce(torch.ones(3))
-        assert rdmatensor.sequence_number() > before
+        assert rdmatensor.distributed.sequence_number() > before
 
-        rdmatensor.set_timeout(timedelta(seconds=7))
-        rdmatensor.monitored_barrier()
-        part = rdmatensor.split_group([[0]])
+        rdmatensor.distributed.set_timeout(timedelta(seconds=7))
+        rdmatensor.distributed.monitored_barrier()
+        part = rdmatensor.distributed.split_group([[0]])
         assert part is not None
-        part_of_part = rdmatensor.split_group([[0]], part, timeout=timedelta(seconds=3))
+        part_of_part = rdmatensor.distributed.split_group([[0]], part, timeout=timedelta(seconds=3))
         dist.all_reduce(torch.ones(3), group=part_of_part)
         backends: list[Any] = [made._get_backend(CPU) for made in (group, part, part_of_part)]
         backends = [getattr(backend, "wrapped_pg", backend) for backend in backends]
         assert [backend.options._timeout.total_seconds() for backend in backends] == [7, 7, 3]
         assert str(backends[0].get_error()) == "ErrorType.SUCCESS"
 
-        assert rdmatensor.split_group([]) is None
+        assert rdmatensor.distributed.split_group([]) is None
         for lists in ([[0], [0]], [[1]]):
             with pytest.raises(ValueError, match="split_ranks="):
-                rdmatensor.split_group(lists)
+                rdmatensor.distributed.split_group(lists)
         with pytest.raises(TypeError, match="timeout=7 is a int, not a timedelta"):
-            rdmatensor.set_timeout(7)  # type: ignore[arg-type]
+            rdmatensor.distributed.set_timeout(7)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("is_wrapped", [False, True])
 def test_buckets_leave_as_bfloat16(is_wrapped: bool) -> None:
     torchs: Any = default_hooks.bf16_compress_hook
-    ours: Any = rdmatensor.bf16_hook
+    ours: Any = rdmatensor.distributed.bf16_hook
     if is_wrapped:
         torchs = default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook)
-        ours = rdmatensor.bf16_wrapper(default_hooks.allreduce_hook)
+        ours = rdmatensor.distributed.bf16_wrapper(default_hooks.allreduce_hook)
     with opened("rdmatensor"):
         model = DistributedDataParallel(nn.Linear(3, 1, bias=False))
         with pytest.raises(TypeError, match="required CUDA"):
@@ -168,10 +168,10 @@ def test_buckets_leave_as_bfloat16(is_wrapped: bool) -> None:
 
 def test_doors_are_shut_without_a_group() -> None:
     for door in (
-        rdmatensor.monitored_barrier,
-        rdmatensor.sequence_number,
-        lambda: rdmatensor.set_timeout(timedelta(seconds=1)),
-        lambda: rdmatensor.split_group([[0]]),
+        rdmatensor.distributed.monitored_barrier,
+        rdmatensor.distributed.sequence_number,
+        lambda: rdmatensor.distributed.set_timeout(timedelta(seconds=1)),
+        lambda: rdmatensor.distributed.split_group([[0]]),
     ):
         with pytest.raises(ValueError, match=r"init_process_group\(\) has not been called"):
             door()

@@ -42,7 +42,7 @@ for _ in range(4):
 import rdmatensor
 from torch.distributed.pipelining import stage
 
-told = rdmatensor.describe()
+told = rdmatensor.distributed.describe()
 changed = [name for name, value in now().items() if value != before[name]]
 if any(hasattr(value, "_is_adopting") for value in vars(stage._PipelineStageBase).values()):
     changed.append("stages")

@@ -44,7 +44,7 @@ def set_up(port: int, **settings: str) -> None:
 
 def check_path(wanted: str, why: str = "") -> None:
     """Raise unless the other rank is reached as expected."""
-    peer = rdmatensor.describe()["peers"][0]
+    peer = rdmatensor.distributed.describe()["peers"][0]
     print(f"{peer['path']}: {peer['reason']}", flush=True)
     if peer["path"] != wanted or why not in peer["reason"]:
         raise AssertionError(f"not by {wanted}, {why!r}: {peer}")

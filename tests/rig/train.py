@@ -94,7 +94,11 @@ def train(
 
 def check_path() -> None:
     """Raise unless the peer is reached by verbs."""
-    peers = [peer for peer in rdmatensor.describe()["peers"] if peer["rank"] != dist.get_rank()]
+    peers = [
+        peer
+        for peer in rdmatensor.distributed.describe()["peers"]
+        if peer["rank"] != dist.get_rank()
+    ]
     if [peer["path"] for peer in peers] != ["verbs"]:
         raise AssertionError(f"the peer was not reached by verbs: {peers}")
     print(f"rank {dist.get_rank()}: {peers[0]['reason']}", flush=True)

@@ -56,7 +56,8 @@ def test_type_checkers_see_the_same_names() -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert declared == {(home, name) for name, home in rdmatensor._HOMES.items()}
+    modules = {("rdmatensor", name) for name in rdmatensor._MODULES_BY_NAME}
+    assert declared == {(home, name) for name, home in rdmatensor._HOMES.items()} | modules
 
 
 def test_import_is_fast_and_loads_nothing() -> None:
@@ -100,7 +101,7 @@ def test_the_doctor_starts_fast() -> None:
     assert min(seconds) < 0.3
 
 
-@pytest.mark.parametrize("name", ["distributed", "errors", "metrics", "plan", "symmetric", "torch"])
+@pytest.mark.parametrize("name", rdmatensor._MODULES_BY_NAME)
 def test_modules_need_no_separate_import(name: str) -> None:
     assert _run(f"import rdmatensor; print(rdmatensor.{name}.__name__)") == f"rdmatensor.{name}"
 
@@ -113,10 +114,8 @@ def test_the_doctor_needs_no_torch_to_start() -> None:
 def test_everything_but_the_backend_works_without_torch() -> None:
     code = BLOCK + (
         "import rdmatensor, numpy as np\n"
-        "BACKEND = ('distributed', 'hooks', '_torch.split')\n"
-        "for name in rdmatensor.__all__:\n"
-        "    if rdmatensor._HOMES.get(name) in BACKEND: continue\n"
-        "    getattr(rdmatensor, name)\n"
+        "names = {*rdmatensor.__all__, *rdmatensor._MODULES_BY_NAME}\n"
+        "for name in names - set(rdmatensor._OF_TORCH): getattr(rdmatensor, name)\n"
         "with rdmatensor.Context() as c, rdmatensor.Context() as d:\n"
         "    c.add_job(secret=b'x'); d.add_job(secret=b'x')\n"
         "    a = d.zeros(10)\n"
