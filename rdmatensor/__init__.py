@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rdmatensor import trace as trace
     from rdmatensor.bootstrap import World as World
     from rdmatensor.bootstrap import join as join
+    from rdmatensor.bootstrap import join_async as join_async
     from rdmatensor.config import Options as Options
     from rdmatensor.config import Settings as Settings
     from rdmatensor.context import Context as Context
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
 
 # Module -> its public names. The block above repeats them for type checkers; a test compares both.
 _MODULES = {
-    "bootstrap": ("World", "join"),
+    "bootstrap": ("World", "join", "join_async"),
     "config": ("Options", "Settings"),
     "context": ("Context", "default_context"),
     "endpoint": ("WriteBatch", "Endpoint", "PreparedWrite"),

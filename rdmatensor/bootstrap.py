@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import json
-import re
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
+from rdmatensor._join import records
 from rdmatensor._native.arguments import invalid, seconds, text_bytes, whole
-from rdmatensor.config import Settings
-from rdmatensor.context import Context
+from rdmatensor.context import DEFAULT_JOB, Context
 from rdmatensor.endpoint import Endpoint
-from rdmatensor.errors import ClosedError, MismatchError, PeerError, ProtocolError
+from rdmatensor.errors import ClosedError, MismatchError, PeerError
 from rdmatensor.group import Group
 from rdmatensor.slot import SlotReceiver
 from rdmatensor.store import PatientStore, Store, wait_for
-from rdmatensor.types import SlotKind
+from rdmatensor.types import DTypeLike, SlotKind
 
-# Blobs of this many neighbours are fetched with one request.
+# Addresses of this many neighbours are fetched with one request.
 BATCH = 64
-_INCARNATION_BYTES = 8
-_SECRET_BYTES = 32
 _STORE_CALLS = ("set", "get", "check", "multi_get", "delete_key")
-_LEFT = "left: "  # not hexadecimal digits, as blobs are
-_REASON_CHARS_MAX = 500
 _LOOK_S = 0.5
 _LAST_WORDS_S = 2.0  # for the store to take the last message of a rank that leaves
-_JOB_BYTES_MAX = 63 - 2 * _INCARNATION_BYTES - 1  # the C library's job id has 63 in all
+_JOB_BYTES_MAX = 63 - 2 * records.INCARNATION_BYTES - 1  # the C library's job id has 63 in all
 
 T = TypeVar("T")
 
@@ -42,19 +37,38 @@ def join(
     rank: int,
     size: int,
     *,
-    job: str = "job",
+    job: str = DEFAULT_JOB,
     context: Context | None = None,
     timeout_s: float | None = None,
 ) -> World:
-    """Join a job of `size` processes as one of its ranks; all use the same store and job.
+    """Join a job as one of its ranks; all ranks use the same store and job.
 
-    store: FileStore, or any torch.distributed.Store, used by one run of the job at a time.
-    context: the one to use, which the World then leaves open; None opens one from the environment.
-    Secret: RDMATENSOR_SECRET or RDMATENSOR_SECRET_FILE; otherwise rank 0 makes one and puts it into
-        the store, which keeps out strays, but no reader of the store. describe() says which.
-    Returns once the ranks have agreed on the job, not on connections: those are made at first use.
-    Raises: TransferTimeoutError (rank 0 is missing), MismatchError (another size, another kind of
-        secret).
+    The job's secret is RDMATENSOR_SECRET or RDMATENSOR_SECRET_FILE. Without them rank 0 makes one
+    and puts it into the store, which keeps out strays, but no reader of the store; describe() says
+    which. join() returns once the ranks have agreed on the job: connections are made at first use.
+
+    Args:
+        store: FileStore, or any torch.distributed.Store.
+        rank: This process's rank, from 0.
+        size: Number of processes.
+        job: Name of the job, at most 46 bytes; jobs of different names may share a store.
+        context: The context to use, which the World then leaves open; None opens one from the
+            environment.
+        timeout_s: Seconds that waiting for other ranks may take, here and later; None takes the
+            context's deadline.
+
+    Returns:
+        The ranks of the job. Close it, or use it as a context manager.
+
+    Raises:
+        TransferTimeoutError: Rank 0 is missing.
+        MismatchError: Ranks disagree on the size of the job or the kind of its secret.
+        InvalidArgumentError: An argument is wrong.
+
+    Example:
+        >>> with join(FileStore(folder), 0, 1) as world:
+        ...     world.size
+        1
     """
     missing = [name for name in _STORE_CALLS if not callable(getattr(store, name, None))]
     if missing:
@@ -82,10 +96,72 @@ def join(
         raise
 
 
+async def join_async(
+    store: Store,
+    rank: int,
+    size: int,
+    *,
+    job: str = DEFAULT_JOB,
+    context: Context | None = None,
+    timeout_s: float | None = None,
+) -> World:
+    """Join a job as join() does; waits in a thread of asyncio's.
+
+    If the task is cancelled, the thread goes on, and what it returns is closed.
+
+    Args:
+        store: As for join().
+        rank: As for join().
+        size: As for join().
+        job: As for join().
+        context: As for join().
+        timeout_s: As for join().
+
+    Returns:
+        The ranks of the job.
+
+    Raises:
+        TransferTimeoutError: Rank 0 is missing. The other exceptions are those of join().
+
+    Example:
+        >>> asyncio.run(join_async(FileStore(folder), 0, 1)).close()
+    """
+    joining = asyncio.ensure_future(
+        asyncio.to_thread(join, store, rank, size, job=job, context=context, timeout_s=timeout_s)
+    )
+    try:
+        return await asyncio.shield(joining)
+    except asyncio.CancelledError:
+        joining.add_done_callback(_close_unwanted)
+        raise
+
+
+def _close_unwanted(joining: asyncio.Future[World]) -> None:
+    """Close the World of a task that was cancelled while it joined."""
+    if not joining.cancelled() and joining.exception() is None:
+        joining.result().close()
+
+
 class World:
     """The ranks of a job as this process sees them; made by join(). A context manager.
 
+    `world[1]` is `world.endpoint(1)`.
+
     Threads: any thread.
+
+    Attributes:
+        rank: This process's rank.
+        size: Number of ranks.
+        context: The context in use.
+        job: The job's name with its incarnation.
+        secret_source: Where the job's secret came from.
+
+    Example:
+        >>> world.rank, world.size
+        (0, 1)
+        >>> with world.group("all") as group:
+        ...     group.barrier().wait()
+        <Transfer ...: done>
     """
 
     def __init__(
@@ -105,16 +181,16 @@ class World:
         self._lock = threading.Lock()  # guards the endpoints; never held while waiting
         self._is_closed = False
         self._look_after_s = 0.0
-        self._blobs: dict[int, bytes] = {}
+        self._addresses: dict[int, bytes] = {}
         self._endpoints: dict[int, Endpoint] = {}
         self._groups: list[Group] = []
         self._root = f"rdmatensor/{job}/root"
-        root = self._publish_root() if rank == 0 else self._read_root()
+        root = self._made = self._publish_root() if rank == 0 else self._read_root()
         self._prefix = f"rdmatensor/{job}/{root['incarnation']}"
         self.job = f"{job}.{root['incarnation']}"
         try:
             self._check_size(root)
-            secret, self.secret_source = _secret(root, context.settings)
+            secret, self.secret_source = records.secret_of(root, context.settings)
             context.add_job(self.job, secret, rank=rank)
         except Exception as error:
             self._leave_word(error)
@@ -133,16 +209,17 @@ class World:
     def _publish_root(self) -> dict[str, object]:
         has_secret = self.context.settings.secret is not None
         root: dict[str, object] = {
-            "incarnation": secrets.token_hex(_INCARNATION_BYTES),
+            "incarnation": secrets.token_hex(records.INCARNATION_BYTES),
             "size": self.size,
-            "secret": None if has_secret else secrets.token_hex(_SECRET_BYTES),
+            "secret": None if has_secret else secrets.token_hex(records.SECRET_BYTES),
         }
-        self._ask(lambda store: store.set(self._root, json.dumps(root)))
+        self._ask(lambda store: records.publish_root(store, self._root, root))
         return root
 
     def _read_root(self) -> dict[str, object]:
-        wait_for(self._store, {self._root: "rank 0"}, self._timeout_s, "join")
-        return _read_root(self._ask(lambda store: store.get(self._root)))
+        wanted = {self._root: "rank 0"}
+        wait_for(self._store, wanted, self._timeout_s, "join", has=records.has_root)
+        return records.read_root(self._ask(lambda store: store.get(self._root)))
 
     def _check_size(self, root: dict[str, object]) -> None:
         if root.get("size") != self.size:
@@ -157,10 +234,9 @@ class World:
     # -----
 
     def _leave_word(self, error: BaseException) -> None:
-        """Replace this rank's blob by the reason why no peer will find it."""
-        why = f"{type(error).__name__}: {error}"
+        """Replace this rank's address by the reason why no peer will find it."""
         with contextlib.suppress(RuntimeError, OSError):  # the original error is raised in any case
-            word = _LEFT + why[:_REASON_CHARS_MAX]
+            word = records.left(error)
             self._store.ask(
                 lambda store: store.set(self._key(self.rank), word), _LAST_WORDS_S, "join"
             )
@@ -172,28 +248,45 @@ class World:
             return
         self._look_after_s = now_s + _LOOK_S
         with contextlib.suppress(RuntimeError, OSError):  # C's own wait goes on
-            found = self._store.ask(partial(_found, [self._key(rank)]), _LOOK_S / 2, "join")
+            found = self._store.ask(partial(records.found, [self._key(rank)]), _LOOK_S / 2, "join")
             if found:
-                _read_blob(rank, found[0])
+                records.read_address(rank, found[0])
 
     # ---- peers ---------------------------------------------------------------------------------
 
     def endpoint(self, rank: int) -> Endpoint:
-        """Return the endpoint of a rank, which the World owns. Waits for the rank to join."""
+        """Return the endpoint of a rank, which the World owns. Waits for the rank to join.
+
+        Args:
+            rank: Another rank of the job.
+
+        Returns:
+            The endpoint; the same object at each call.
+
+        Raises:
+            InvalidArgumentError: It is this process's own rank, or no rank of the job.
+            TransferTimeoutError: The rank did not join.
+            PeerError: The rank gave up; the message has its reason.
+
+        Example:
+            >>> to_next = world.endpoint((world.rank + 1) % world.size)  # doctest: +SKIP
+        """
         rank = whole(rank, "endpoint", "rank")
         if not 0 <= rank < self.size or rank == self.rank:
+            others = f"0 to {self.size - 1}"
+            which = "this process's own" if rank == self.rank else "not one of the job's"
             raise invalid(
-                "endpoint", f"rank {rank} is not one of the others of 0 to {self.size - 1}"
+                "endpoint", f"rank {rank} is {which}: expected another rank from {others}"
             )
         known = self._endpoints.get(rank)
         if known is not None:
             return known
-        blob = self._fetch([rank])[rank]  # may wait: not under the lock
+        address = self._fetch([rank])[rank]  # may wait: not under the lock
         with self._lock:
             self._check_open()
             endpoint = self._endpoints.get(rank)
             if endpoint is None:
-                endpoint = self.context.connect(blob, job=self.job, rank=rank)
+                endpoint = self.context.connect(address, job=self.job, rank=rank)
                 endpoint._look_for_leaving = partial(self._look_for_leaving, rank)
                 self._endpoints[rank] = endpoint
         return endpoint
@@ -202,26 +295,78 @@ class World:
         if self._is_closed or self.context.is_closed:
             raise ClosedError("RDT_ECLOSED", "join", f"the World of job {self.job!r} was closed")
 
+    async def endpoint_async(self, rank: int) -> Endpoint:
+        """Return the endpoint of a rank as endpoint(); waits in a thread of asyncio's.
+
+        Args:
+            rank: Another rank of the job.
+
+        Returns:
+            The endpoint.
+
+        Raises:
+            TransferTimeoutError: The rank did not join. The other exceptions are those of
+                endpoint().
+
+        Example:
+            >>> endpoint = await world.endpoint_async(1)  # doctest: +SKIP
+        """
+        return await asyncio.to_thread(self.endpoint, rank)
+
     def __getitem__(self, rank: int) -> Endpoint:
         return self.endpoint(rank)
 
     def recv_slot(
         self,
         name: str,
-        shape: int | tuple[int, ...],
-        dtype: object = "float32",
+        shape: int | Sequence[int],
+        dtype: DTypeLike | None = "float32",
         *,
         src: int,
         kind: SlotKind = "static",
     ) -> SlotReceiver:
-        """Make the slot into which rank src sends tensors; see Context.recv_slot()."""
+        """Make the slot into which rank src sends tensors; waits for the rank to join.
+
+        Args:
+            name: As for Context.recv_slot().
+            shape: As for Context.recv_slot().
+            dtype: As for Context.recv_slot().
+            src: The rank of the sender, which calls `world[rank].send_slot(name)`.
+            kind: As for Context.recv_slot().
+
+        Returns:
+            The receiving side.
+
+        Raises:
+            TransferTimeoutError: The rank did not join. The other exceptions are those of
+                Context.recv_slot().
+
+        Example:
+            >>> inbox = world.recv_slot("gradients", (1024,), src=1)  # doctest: +SKIP
+        """
         return self.context.recv_slot(name, shape, dtype, src=self.endpoint(src), kind=kind)
 
     def group(self, name: str, ranks: list[int] | None = None) -> Group:
-        """Make a group of ranks (None: all) for messages and collectives; the World closes it.
+        """Make a group of ranks for messages and collectives; the World closes it.
 
-        All members call this with the same ranks and the same name, which no other live group of
-        the job has. A rank's index in the list is its rank in the group. Waits for all of them.
+        All members call this with the same name and ranks. Waits for all of them to join.
+
+        Args:
+            name: A name that no other live group of the job has.
+            ranks: The members; a rank's index in the list is its rank in the group. None: all.
+
+        Returns:
+            The group.
+
+        Raises:
+            InvalidArgumentError: This rank is not a member, or a rank is not one of the job's.
+            TransferTimeoutError: A member did not join.
+            PeerError: A member gave up; the message has its reason.
+
+        Example:
+            >>> with world.group("evens", [0]) as group:
+            ...     group.size
+            1
         """
         members = list(range(self.size))
         if ranks is not None:
@@ -232,7 +377,7 @@ class World:
                 f"ranks {members} must be from 0 to {self.size - 1} and have rank {self.rank}",
             )
         self._fetch([member for member in members if member != self.rank])
-        blobs = [self._blobs.get(member, b"") for member in members]
+        blobs = [self._addresses.get(member, b"") for member in members]
         group = Group(
             self.context._core,
             name=name,
@@ -245,32 +390,52 @@ class World:
         self._groups = [*(old for old in self._groups if not old.is_closed), group]
         return group
 
+    async def group_async(self, name: str, ranks: list[int] | None = None) -> Group:
+        """Make a group as group(); waits in a thread of asyncio's.
+
+        Args:
+            name: As for group().
+            ranks: As for group().
+
+        Returns:
+            The group.
+
+        Raises:
+            TransferTimeoutError: A member did not join. The other exceptions are those of group().
+
+        Example:
+            >>> asyncio.run(world.group_async("awaited")).close()
+        """
+        return await asyncio.to_thread(self.group, name, ranks)
+
     def _fetch(self, ranks: list[int]) -> dict[int, bytes]:
-        """Return the blobs of ranks, in few requests that include neighbours that have joined."""
-        missing = [rank for rank in ranks if rank not in self._blobs]
+        """Return the addresses of ranks, in few requests that include joined neighbours."""
+        missing = [rank for rank in ranks if rank not in self._addresses]
         deadline_s = time.monotonic() + self._timeout_s
         for start in range(0, len(missing), BATCH):
             batch = {self._key(rank): f"rank {rank}" for rank in missing[start : start + BATCH]}
             left_s = max(0.0, deadline_s - time.monotonic())
             wait_for(self._store, batch, left_s, "join", self._check_open)
-            values = self._ask(partial(_values, list(batch)))
+            values = self._ask(partial(records.values, list(batch)))
             for rank, value in zip(missing[start : start + BATCH], values, strict=True):
-                self._blobs[rank] = _read_blob(rank, value)
+                self._addresses[rank] = records.read_address(rank, value)
         if len(ranks) == 1 and missing:
             self._fetch_neighbours(ranks[0])
-        return {rank: self._blobs[rank] for rank in ranks}
+        return {rank: self._addresses[rank] for rank in ranks}
 
     def _fetch_neighbours(self, rank: int) -> None:
         first = rank // BATCH * BATCH
         near = [
             other
             for other in range(first, min(first + BATCH, self.size))
-            if other != self.rank and other not in self._blobs
+            if other != self.rank and other not in self._addresses
         ]
-        values = self._ask(partial(_found, [self._key(other) for other in near])) if near else []
+        values = (
+            self._ask(partial(records.found, [self._key(other) for other in near])) if near else []
+        )
         for other, value in zip(near, values, strict=bool(values)):
             with contextlib.suppress(PeerError):  # reported when that rank is asked for
-                self._blobs[other] = _read_blob(other, value)
+                self._addresses[other] = records.read_address(other, value)
 
     def describe(self) -> dict[str, object]:
         """Return Context.describe(), with the job and where its secret came from."""
@@ -297,12 +462,19 @@ class World:
             endpoint.close()
         self.context._set_peers(None)
         # The store may be gone first: rank 0 of torch hosts it.
-        keys = [self._key(self.rank)] if error is None else []  # the message about an error stays
-        keys += [self._root] if self.rank == 0 else []
         with contextlib.suppress(RuntimeError, OSError):
-            self._store.ask(partial(_delete, keys), _LAST_WORDS_S, "join")
+            self._store.ask(
+                partial(self._clear, has_failed=error is not None), _LAST_WORDS_S, "join"
+            )
         if self._owns_context:
             self.context.close()
+
+    def _clear(self, store: Store, *, has_failed: bool) -> None:
+        """Delete this rank's keys; its message about an error stays."""
+        if not has_failed:
+            store.delete_key(self._key(self.rank))
+        if self.rank == 0:
+            records.withdraw_root(store, self._root, self._made)
 
     def __enter__(self) -> World:
         return self
@@ -317,76 +489,3 @@ class World:
 
     def __repr__(self) -> str:
         return f"<World rank {self.rank} of {self.size}, job {self.job!r}>"
-
-
-def _values(keys: list[str], store: Store) -> list[bytes]:
-    return list(store.multi_get(keys))
-
-
-def _found(keys: list[str], store: Store) -> list[bytes]:
-    """Return the values of keys, or nothing while one of them is missing."""
-    return _values(keys, store) if store.check(keys) else []
-
-
-def _delete(keys: list[str], store: Store) -> None:
-    for key in keys:
-        store.delete_key(key)
-
-
-def _stored_wrongly(rank: int, what: str, value: bytes) -> ProtocolError:
-    error = ProtocolError(
-        "RDT_EPROTO",
-        "join",
-        f"rank {rank} put {value[:40]!r} into the store, which is not {what}: does something else "
-        "use the same store and job?",
-    )
-    error.rank = rank
-    return error
-
-
-def _read_blob(rank: int, value: bytes) -> bytes:
-    """Return the blob that a rank put into the store; PeerError if the rank left."""
-    text = value.decode(errors="replace")
-    if text.startswith(_LEFT):
-        error = PeerError("RDT_EPEER", "join", f"rank {rank} left: {text.removeprefix(_LEFT)}")
-        error.rank = rank
-        raise error
-    try:
-        return bytes.fromhex(text)
-    except ValueError:
-        raise _stored_wrongly(rank, "an address", value) from None
-
-
-def _read_root(value: bytes) -> dict[str, object]:
-    """Return what rank 0 put into the store for all, after checking it."""
-    try:
-        root = json.loads(value)
-    except (ValueError, RecursionError):
-        root = None
-    if (
-        not isinstance(root, dict)
-        or not _is_hex(root.get("incarnation"), _INCARNATION_BYTES)
-        or not (root.get("secret") is None or _is_hex(root.get("secret"), _SECRET_BYTES))
-    ):
-        raise _stored_wrongly(0, "the root of a job", value)
-    return root
-
-
-def _is_hex(text: object, size_bytes: int) -> bool:
-    return isinstance(text, str) and re.fullmatch(f"[0-9a-f]{{{2 * size_bytes}}}", text) is not None
-
-
-def _secret(root: dict[str, object], settings: Settings) -> tuple[bytes, str]:
-    """Return the job's secret and its source, which must be the same on both sides."""
-    shared = root.get("secret")
-    if settings.secret is not None and shared is None:
-        return settings.secret, f"from the {settings.secret_source or 'argument'}"
-    if settings.secret is None and isinstance(shared, str):
-        return bytes.fromhex(shared), "generated by rank 0 into the store: stops strays only"
-    has, lacks = ("rank 0", "this rank") if shared is None else ("this rank", "rank 0")
-    raise MismatchError(
-        "RDT_EMISMATCH",
-        "join",
-        f"{has} has RDMATENSOR_SECRET or RDMATENSOR_SECRET_FILE set and {lacks} has not; set it "
-        "for all ranks or for none",
-    )

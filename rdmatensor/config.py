@@ -135,6 +135,18 @@ class Options:
         shown = (f"{name}={value!r}" for name, value in given.items() if name != "secret")
         return f"Options({', '.join(shown)})"
 
+    def check_match(self, settings: Settings) -> None:
+        """Raise InvalidArgumentError if a field that is given has another value in settings."""
+        for name, value in self._given().items():
+            found = getattr(settings, name)
+            if found != value and name != "loopback":  # it is set where all ranks share a host
+                shown = "" if name == "secret" else f": {found!r}, not {value!r}"
+                raise invalid(
+                    "Options",
+                    f"the process's context is open with another {name}{shown}; give the options "
+                    "to the first group of the process",
+                )
+
     def _given(self) -> dict[str, object]:
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in found.items() if value is not None}

@@ -6,7 +6,7 @@ import atexit
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from hashlib import sha256
 from typing import cast
@@ -30,7 +30,7 @@ from rdmatensor.endpoint import Endpoint, open_endpoint
 from rdmatensor.errors import RANK_UNKNOWN
 from rdmatensor.memory import Region, RemoteRegion
 from rdmatensor.slot import SlotReceiver
-from rdmatensor.types import Array, Counters, SlotKind, TensorLike
+from rdmatensor.types import Array, Counters, DTypeLike, SlotKind, TensorLike
 
 DEFAULT_JOB = "default"
 _LOG_LEVELS = {
@@ -46,12 +46,28 @@ _open_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
 class Context(Closable):
     """The transports found, the arena, the progress engine, and the settings of one process.
 
-    settings: None reads the environment. Use it as a context manager, or close() it; a context that
-        is open when the interpreter ends is closed then. Arrays of its arena stay valid until they
-        are dropped, also after close().
-    Raises: InvalidArgumentError (a setting), TransportNotViableError (the forced one), DeviceError,
-        OutOfMemoryError, ForkedProcessError.
+    A context manager; or close() it. A context that is open when the interpreter ends is closed
+    then. Arrays of its arena stay valid until they are dropped, also after close().
+
     Threads: any thread may call everything but close().
+
+    Args:
+        settings: None reads the environment.
+
+    Attributes:
+        settings: The settings in force.
+
+    Raises:
+        InvalidArgumentError: A setting is wrong.
+        TransportNotViableError: The transport that the settings force cannot be used here.
+        DeviceError: The operating system refused a call.
+        OutOfMemoryError: A limit on memory was hit.
+        ForkedProcessError: This is a forked child of a process with a context.
+
+    Example:
+        >>> with Context(Settings(loopback=True)) as context:
+        ...     context.zeros((2, 3)).shape
+        (2, 3)
     """
 
     def __init__(self, settings: config.Settings | None = None) -> None:
@@ -89,36 +105,96 @@ class Context(Closable):
 
     # ---- memory --------------------------------------------------------------------------------
 
-    def empty(self, shape: int | tuple[int, ...], dtype: object = "float32") -> Array:
+    def empty(self, shape: int | Sequence[int], dtype: DTypeLike | None = "float32") -> Array:
         """Return a numpy array in the arena, with undefined content.
 
-        Shapes: any of at most 8 dims; zero-size is legal. dtype: a name, or numpy's or torch's;
-            None is float32.
         Ownership: freed with the last array or view of it. Bytes that peers may still write are not
             reused before. DLPack and the buffer protocol are numpy's.
-        Raises: OutOfMemoryError with the line that lifts the limit, InvalidArgumentError.
+
+        Args:
+            shape: Any shape of at most 8 dims, as one argument; zero-size is legal.
+            dtype: A name, or numpy's or torch's; None is float32.
+
+        Returns:
+            The array.
+
+        Raises:
+            OutOfMemoryError: The arena has no room; the message has the line that lifts the limit.
+            InvalidArgumentError: The shape or the dtype is wrong.
+
+        Example:
+            >>> context.empty((2, 3), "bfloat16").nbytes
+            12
         """
+        _refuse_sizes("empty", shape, dtype)
         return memory.new_array(self._core, shape, dtype, zero=False, call="empty")
 
-    def zeros(self, shape: int | tuple[int, ...], dtype: object = "float32") -> Array:
-        """Return a numpy array in the arena, filled with zeros; see empty()."""
+    def zeros(self, shape: int | Sequence[int], dtype: DTypeLike | None = "float32") -> Array:
+        """Return a numpy array in the arena, filled with zeros.
+
+        Args:
+            shape: As for empty().
+            dtype: As for empty().
+
+        Returns:
+            The array; ownership is as of empty().
+
+        Raises:
+            OutOfMemoryError: As empty().
+            InvalidArgumentError: As empty().
+
+        Example:
+            >>> context.zeros(3)
+            array([0., 0., 0.], dtype=float32)
+        """
+        _refuse_sizes("zeros", shape, dtype)
         return memory.new_array(self._core, shape, dtype, zero=True, call="zeros")
 
     def register(self, tensor: TensorLike) -> Region:
         """Make existing memory accessible to peers, without moving it.
 
         Peers on this host reach it over tcp or through the kernel, never by mapping it: memory of
-        the arena is faster. See Region for ownership.
+        the arena is faster.
+
+        Ownership: the memory is kept alive until Region.close(), and longer while a peer may still
+            write it; it must not be moved or resized meanwhile.
+
+        Args:
+            tensor: Any writable row-major tensor without gaps.
+
+        Returns:
+            The region.
+
+        Raises:
+            InvalidArgumentError: The tensor is not contiguous, or read-only.
+            OutOfMemoryError: A limit on memory was hit.
+
+        Example:
+            >>> with context.register(np.zeros(4)) as region:
+            ...     region.export().len_bytes
+            32
         """
         return Region(self._core, tensor)
 
     def export(self, tensor: TensorLike) -> RemoteRegion:
         """Return the handle by which a peer accesses an array of the arena, or registered memory.
 
-        The tensor must be the whole array that empty(), zeros() or register() knows. Exporting it
-        again gives an equal handle; when the array is freed, the peers' handles become stale. A
-        handle is a value: send it pickled, or as encode() gives it, by Group.send(), a store, a
-        file.
+        A handle is a value: send it pickled, or as encode() gives it, by Group.send(), a store, a
+        file. Exporting an array again gives an equal handle; when the array is freed, the peers'
+        handles become stale.
+
+        Args:
+            tensor: The whole array that empty(), zeros() or register() knows.
+
+        Returns:
+            The handle.
+
+        Raises:
+            InvalidArgumentError: The tensor lies in no region, or is only a part of one.
+
+        Example:
+            >>> RemoteRegion.decode(context.export(context.zeros(4)).encode()).len_bytes
+            16
         """
         return memory.export(self._core, tensor)
 
@@ -150,8 +226,17 @@ class Context(Closable):
     ) -> None:
         """Admit the peers of a job: those that know the secret and have the same epoch.
 
-        secret: any bytes, only their SHA-256 is used; None takes the settings' secret.
-        rank: this process's in the job, for messages.
+        Args:
+            job: The job's name.
+            secret: Any bytes, of which the SHA-256 is used; None takes the settings' secret.
+            epoch: Number of the job's incarnation, the same in all processes.
+            rank: This process's rank in the job, for messages; -1 if it has none.
+
+        Raises:
+            InvalidArgumentError: There is no secret, or an argument is out of range.
+
+        Example:
+            >>> context.add_job("another", b"a long secret", rank=0)
         """
         secret = self.settings.secret if secret is None else secret
         if not secret:
@@ -179,10 +264,27 @@ class Context(Closable):
         rank: int = RANK_UNKNOWN,
         timeout_s: float | None = None,
     ) -> Endpoint:
-        """Return the endpoint to the process with this address; set-up goes on in the background.
+        """Return the endpoint to a process; set-up goes on in the background.
 
-        rank: the peer's, for messages and PeerError.rank. timeout_s bounds the whole set-up.
         Both sides must have the job, see add_job(); it is added here if the settings have a secret.
+
+        Args:
+            address: Context.address of the peer.
+            job: The job's name.
+            rank: The peer's rank, for messages and PeerError.rank; -1 if it has none.
+            timeout_s: Seconds that the whole set-up may take; None takes the context's deadline.
+
+        Returns:
+            The endpoint.
+
+        Raises:
+            InvalidArgumentError: The address is this process's own, or damaged.
+            VersionMismatchError: The address is of another version of the library.
+
+        Example:
+            >>> with context.connect(other.address, rank=1) as endpoint:
+            ...     endpoint
+            <Endpoint rank=1 ...>
         """
         limit_s = timeout_s_of(timeout_s, self.settings.timeout_s, "connect")
         number, data = (
@@ -197,20 +299,36 @@ class Context(Closable):
     def recv_slot(
         self,
         name: str,
-        shape: int | tuple[int, ...],
-        dtype: object = "float32",
+        shape: int | Sequence[int],
+        dtype: DTypeLike | None = "float32",
         *,
         src: Endpoint | int,
         kind: SlotKind = "static",
     ) -> SlotReceiver:
         """Make the slot into which src sends tensors, and announce it; returns at once.
 
-        Shapes: every tensor has this shape (static), at most it in each dim (bounded: the actual
-            one travels with the payload), or any of its ndim (dynamic: pulled by a read).
-        dtype: a name, or numpy's or torch's; None is float32, as everywhere.
-        src: the sender, an Endpoint or, after join(), a rank. The sender calls
-            `Endpoint.send_slot(name)`.
-        Raises: InvalidArgumentError, OutOfMemoryError, PeerError.
+        The sender opens its side with Endpoint.send_slot() of the same name.
+
+        Args:
+            name: 1 to 63 bytes, unique among the slots from this sender.
+            shape: What every tensor has (static); its maximum in each dim (bounded: the actual
+                shape travels with the payload); any shape with as many dims (dynamic: the payload
+                is read when its size is known).
+            dtype: A name, or numpy's or torch's; None is float32.
+            src: The sender: an Endpoint or, after join(), a rank.
+            kind: "static", "bounded" or "dynamic".
+
+        Returns:
+            The receiving side.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong.
+            OutOfMemoryError: The arena has no room for two buffers.
+            PeerError: The sender died or left.
+
+        Example:
+            >>> other.recv_slot("numbers", (3,), src=peer)
+            <SlotReceiver 'numbers' static float32 [3]>
         """
         if isinstance(src, Endpoint):
             endpoint = src
@@ -330,6 +448,14 @@ class Context(Closable):
 
     def _name(self) -> str:
         return "a Context"
+
+
+def _refuse_sizes(call: str, shape: object, dtype: object) -> None:
+    """Refuse empty(2, 3): sizes one by one, as torch takes them and numpy does not."""
+    if isinstance(dtype, int):
+        raise invalid(
+            call, f"{call}({shape!r}, {dtype!r}): give the shape as one tuple, as to numpy"
+        )
 
 
 def _options(settings: config.Settings) -> tuple[CData, list[CData]]:

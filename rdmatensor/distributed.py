@@ -24,6 +24,7 @@ from rdmatensor._record import names, recorder
 from rdmatensor._torch import adopt
 from rdmatensor._torch.hooks import bf16_hook, bf16_wrapper
 from rdmatensor._torch.split import split_group
+from rdmatensor.config import Options
 from rdmatensor.context import default_context
 
 if TYPE_CHECKING:
@@ -56,22 +57,41 @@ class Peer(TypedDict):
 def create(options: _DistributedBackendOptions, backend_options: object = None) -> Backend:
     """Make the backend of one group; torch calls it on every member.
 
-    backend_options: only torch's own exist; anything else is a TypeError.
     Blocks until rank 0 of the group has come; for the process's first group, if the launcher did
     not say whether all ranks share a host, until all have. Bounded by the group's timeout.
-    Raises: ImportError (built for another torch), InvalidArgumentError (a setting),
-        DistBackendError, DistStoreError.
+
+    Args:
+        options: What torch knows of the group.
+        backend_options: `pg_options` of the group: rdmatensor.Options, torch's own options, which
+            have no effect, or None.
+
+    Returns:
+        The backend.
+
+    Raises:
+        ImportError: The extension was built for another torch.
+        InvalidArgumentError: A setting is wrong, or the process's context has another value.
+        TypeError: The options are another backend's.
+        DistBackendError: Another rank failed, or did not come.
+        DistStoreError: The store is gone.
+
+    Example:
+        >>> import torch.distributed as dist  # doctest: +SKIP
+        >>> dist.init_process_group("rdmatensor")  # calls it  # doctest: +SKIP
     """
     c10d = load_extension()
-    if backend_options is not None and not isinstance(backend_options, torch_c10d.Backend.Options):
+    chosen = backend_options if isinstance(backend_options, Options) else None
+    known = Options | torch_c10d.Backend.Options | None
+    if not isinstance(backend_options, known):
         raise TypeError(
             f"the backend {BACKEND_NAME!r} takes no options of type "
-            f"{type(backend_options).__name__}; it is set up by RDMATENSOR_* variables"
+            f"{type(backend_options).__name__}: give it rdmatensor.Options, or set RDMATENSOR_* "
+            "variables"
         )
     timeout = options.timeout
     rank, size = options.group_rank, options.group_size
     meet = partial(c10d.Rendezvous, options.store, rank, size, timeout)
-    context, rendezvous = open_and_meet(meet, size)
+    context, rendezvous = open_and_meet(meet, size, chosen)
     tie_to_context(c10d, context)
     has_hooks = context.settings.hooks
     is_recorded = has_hooks and context.settings.plan == "auto"

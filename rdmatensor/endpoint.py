@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import cast
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NBitBase, NDArray
 
 from rdmatensor._native.arguments import U64_MAX, invalid, timeout_s_of, whole_in
+from rdmatensor._native.awaiting import until
 from rdmatensor._native.closable import Closable
 from rdmatensor._native.core import Core
 from rdmatensor._native.ffi import (
@@ -33,17 +34,34 @@ from rdmatensor.errors import RANK_UNKNOWN, TransferTimeoutError
 from rdmatensor.memory import RemoteRegion, span
 from rdmatensor.slot import SlotSender
 from rdmatensor.transfer import Transfer
-from rdmatensor.types import SlotKind, TensorLike, TransportName
+from rdmatensor.types import DTypeLike, SlotKind, TensorLike, TransportName
 
 _NO_NOTIFY: int = lib.RDT_NOTIFY_NONE
 NOTIFY_MAX: int = lib.RDT_NOTIFY_MAX
 
 
 class WriteBatch:
-    """Pieces of local memory and their destinations: made once, written with write_many() often.
+    """Blocks of local memory and their destinations: made once, written with write_many() often.
 
-    blocks: pairs (tensor, dst_offset_bytes); each tensor goes whole to that offset, in bytes, of
-        the remote region. Ownership: the tensors are kept alive by this object.
+    Ownership: the tensors are kept alive by this object.
+
+    Args:
+        blocks: Pairs (tensor, dst_offset_bytes); each tensor goes whole to that offset, in bytes,
+            of the remote region.
+
+    Attributes:
+        count: Number of blocks.
+        len_bytes: Bytes of all blocks.
+
+    Raises:
+        InvalidArgumentError: A tensor is not contiguous, or an offset is negative or no integer.
+
+    Example:
+        >>> batch = WriteBatch([(np.ones(4, np.uint8), 0), (np.zeros(2, np.uint8), 8)])
+        >>> batch.count, batch.len_bytes
+        (2, 6)
+        >>> endpoint.write_many(batch, remote).wait()
+        <Transfer write of 2 blocks, of 6 B, ...: done>
     """
 
     __slots__ = ("_kept", "_ptr", "count", "len_bytes")
@@ -94,7 +112,22 @@ class WriteBatch:
     ) -> WriteBatch:
         """Make blocks of one length out of parts of one tensor, without a Python step per block.
 
-        Units: bytes. Raises InvalidArgumentError if a part leaves src.
+        Args:
+            src: The tensor with the parts.
+            block_bytes: Length of each part.
+            src_offsets_bytes: Where each part begins in src.
+            dst_offsets_bytes: Where it goes in the remote region; as many as src_offsets_bytes.
+
+        Returns:
+            The blocks.
+
+        Raises:
+            InvalidArgumentError: A part leaves src, or the numbers of offsets differ.
+
+        Example:
+            >>> rows = np.arange(64, dtype=np.uint8)
+            >>> WriteBatch.of_parts(rows, 8, [0, 32], [8, 0]).count
+            2
         """
         data, len_bytes = span(src, "write_many")
         starts, goals = _offsets(src_offsets_bytes), _offsets(dst_offsets_bytes)
@@ -125,7 +158,7 @@ assert ffi.sizeof("struct rdt_block") == 24, "WriteBatch.of_parts() lays three w
 
 
 class PreparedWrite:
-    """A write that was checked once and is posted as often as wanted; made by prepare_write()."""
+    """A write that was checked once and is posted often; made by Endpoint.prepare_write()."""
 
     __slots__ = ("_dst", "_endpoint", "_len_bytes", "_notify", "_offset_bytes", "_src", "_what")
 
@@ -140,7 +173,24 @@ class PreparedWrite:
         self._what = partial(endpoint._operation, "write", self._len_bytes)
 
     def post(self, notify: int | None = None) -> Transfer:
-        """Post it; notify replaces the prepared one for this call."""
+        """Post the write; the bytes that are in the source now are sent.
+
+        Args:
+            notify: Replaces the prepared notification for this call; None keeps it.
+
+        Returns:
+            The write in flight.
+
+        Raises:
+            ClosedError: The endpoint was closed.
+            PeerError: The peer died or left.
+            StaleRegionError: The owner freed the destination.
+
+        Example:
+            >>> prepared = endpoint.prepare_write(np.ones(4, np.uint8), remote)
+            >>> prepared.post().wait()
+            <Transfer write of 4 B, ...: done>
+        """
         endpoint, frame = self._endpoint, take()
         word = self._notify if notify is None else notify_word(notify)
         status = lib.rdt_endpoint_write(
@@ -176,11 +226,20 @@ def _struct_of(region: RemoteRegion, call: str) -> CData:
 
 
 class Endpoint(Closable):
-    """The connection to one peer, over the best path that a probe proved; see Context.connect().
+    """The connection to one peer, over the best path that a probe proved.
 
-    Writes and notifications to one peer arrive in order. Operations may be posted before the
-    connection is established; they wait for it.
+    Made by Context.connect() and World.endpoint(); `world[rank]` is the same. Writes and
+    notifications to one peer arrive in order. Operations may be posted before the connection is
+    established; they wait for it. A context manager.
+
     Threads: any thread may post; notifications are taken by one thread at a time.
+
+    Attributes:
+        rank: The peer's global rank, -1 if unknown.
+
+    Example:
+        >>> endpoint.write(np.ones(4, np.uint8), remote, notify=7).wait()
+        <Transfer write of 4 B, ...: done>
     """
 
     def __init__(self, core: Core, ptr: CData, rank: int) -> None:
@@ -203,8 +262,21 @@ class Endpoint(Closable):
     def wait_ready(self, timeout_s: float | None = None) -> None:
         """Wait until both sides have proved the path.
 
-        Raises: PeerError, AuthenticationError (another secret), VersionMismatchError,
-            MismatchError, TransportNotViableError, TransferTimeoutError.
+        Args:
+            timeout_s: Seconds to wait; None takes the context's deadline.
+
+        Raises:
+            TransferTimeoutError: The peer did not answer in time.
+            PeerError: The peer died, left or cannot be reached.
+            AuthenticationError: The peer has another secret.
+            VersionMismatchError: The peer has another version of the library.
+            MismatchError: The settings of both sides exclude each other.
+            TransportNotViableError: The transport that the settings force does not work.
+
+        Example:
+            >>> endpoint.wait_ready(timeout_s=10)
+            >>> endpoint.transport
+            'shm'
         """
         err = new_error()
 
@@ -221,6 +293,22 @@ class Endpoint(Closable):
             err,
         )
 
+    async def wait_ready_async(self, timeout_s: float | None = None) -> None:
+        """Wait as wait_ready() does, in an asyncio event loop.
+
+        Args:
+            timeout_s: Seconds to wait; None takes the context's deadline.
+
+        Raises:
+            TransferTimeoutError: The peer did not answer in time. The other exceptions are those of
+                wait_ready().
+
+        Example:
+            >>> asyncio.run(endpoint.wait_ready_async(timeout_s=10))
+        """
+        limit_s = timeout_s_of(timeout_s, self._core.timeout_s, "wait_ready")
+        await until(partial(self.wait_ready, 0.0), limit_s)
+
     def write(
         self,
         src: TensorLike,
@@ -231,14 +319,31 @@ class Endpoint(Closable):
     ) -> Transfer:
         """Start a one-sided write of a whole tensor into the peer's memory.
 
-        Shapes: src is any row-major tensor without gaps (numpy, a buffer, a CPU torch tensor); all
-            its bytes are sent, no copy is made. Zero-size is legal.
-        Units: dst_offset_bytes from the start of dst; notify is 0 to 2**18 - 1, delivered to the
-            peer's wait_notify() after the bytes are in place.
+        No copy is made. Zero-size tensors are legal.
+
         Ownership: src is kept alive, and must not change, until the Transfer is done.
-        Raises: InvalidArgumentError (not contiguous, or the range leaves dst), ClosedError,
-            PeerError, StaleRegionError (the owner freed dst; on tcp this comes from
-            Transfer.wait()).
+
+        Args:
+            src: Any row-major tensor without gaps: a numpy array, a buffer, a CPU torch tensor.
+            dst: The region to write, which the peer exported.
+            dst_offset_bytes: Where to write, from the start of dst.
+            notify: A number from 0 to 2**18 - 1 for the peer's wait_notify(), delivered after the
+                bytes are in place; None sends none.
+
+        Returns:
+            The write in flight.
+
+        Raises:
+            InvalidArgumentError: src is not contiguous, or the range leaves dst.
+            ClosedError: The endpoint was closed.
+            PeerError: The peer died or left.
+            StaleRegionError: The owner freed dst; on tcp Transfer.wait() raises it.
+
+        Example:
+            >>> endpoint.write(np.ones(4, np.uint8), remote, dst_offset_bytes=8, notify=3).wait()
+            <Transfer write of 4 B, ...: done>
+            >>> peer.wait_notify(timeout_s=10)
+            7
         """
         data, len_bytes = span(src, "write")
         frame = take()
@@ -259,7 +364,25 @@ class Endpoint(Closable):
         dst_offset_bytes: int = 0,
         notify: int | None = None,
     ) -> PreparedWrite:
-        """Check a write once; each post() of the result sends it. See write()."""
+        """Check a write once; each post() of the result sends what is in the source then.
+
+        Args:
+            src: As for write().
+            dst: As for write().
+            dst_offset_bytes: As for write().
+            notify: As for write(); post() can replace it.
+
+        Returns:
+            The write to post.
+
+        Raises:
+            InvalidArgumentError: src is not contiguous, or an argument is out of range.
+
+        Example:
+            >>> prepared = endpoint.prepare_write(np.ones(4, np.uint8), remote)
+            >>> for step in range(3):
+            ...     _ = prepared.post().wait()
+        """
         offset = _offset(dst_offset_bytes, "write", "dst_offset_bytes")
         return PreparedWrite(self, src, dst, offset, notify_word(notify))
 
@@ -272,9 +395,25 @@ class Endpoint(Closable):
     ) -> Transfer:
         """Start one write of many blocks into one remote region, with one notification.
 
-        blocks: pairs (tensor, dst_offset_bytes), or WriteBatch, which are checked once for many
-            calls.
-        The notification is delivered after all of them are in place. The rest is as with write().
+        Ownership: as for write(), for all tensors of the blocks.
+
+        Args:
+            blocks: Pairs (tensor, dst_offset_bytes), or a WriteBatch, which is checked once for
+                many calls.
+            dst: The region to write, which the peer exported.
+            notify: As for write(), delivered after all blocks are in place.
+
+        Returns:
+            The write in flight.
+
+        Raises:
+            InvalidArgumentError: A tensor is not contiguous, or a block leaves dst. The other
+                exceptions are those of write().
+
+        Example:
+            >>> ones = np.ones(4, np.uint8)
+            >>> endpoint.write_many([(ones, 0), (ones, 16)], remote).wait()
+            <Transfer write of 2 blocks, of 8 B, ...: done>
         """
         made = blocks if isinstance(blocks, WriteBatch) else WriteBatch(blocks)
         frame = take()
@@ -291,7 +430,25 @@ class Endpoint(Closable):
         """Start a one-sided read that fills a whole tensor from the peer's memory.
 
         Ownership: dst is kept alive, and must not be used, until the Transfer is done.
-        Units and exceptions: as with write().
+
+        Args:
+            dst: Any writable row-major tensor without gaps.
+            src: The region to read, which the peer exported.
+            src_offset_bytes: Where to read, from the start of src.
+
+        Returns:
+            The read in flight.
+
+        Raises:
+            InvalidArgumentError: dst is not contiguous or read-only, or the range leaves src.
+            ClosedError: The endpoint was closed.
+            PeerError: The peer died or left.
+            StaleRegionError: The owner freed src; on tcp Transfer.wait() raises it.
+
+        Example:
+            >>> found = np.zeros(4, np.uint8)
+            >>> endpoint.read(found, remote).wait()
+            <Transfer read of 4 B, ...: done>
         """
         data, len_bytes = span(dst, "read", writable=True)
         region = _struct_of(src, "read")
@@ -306,14 +463,43 @@ class Endpoint(Closable):
     def notify(self, notification: int, dst: RemoteRegion) -> Transfer:
         """Send a notification alone; it arrives after all earlier writes.
 
-        dst is any region of the peer: notifications are parts of writes, here of one without bytes.
+        Args:
+            notification: A number from 0 to 2**18 - 1.
+            dst: Any region of the peer: notifications are parts of writes, here of one without
+                bytes.
+
+        Returns:
+            The notification in flight.
+
+        Raises:
+            InvalidArgumentError: The number is out of range. The other exceptions are those of
+                write().
+
+        Example:
+            >>> endpoint.notify(7, remote).wait()
+            <Transfer write of 0 B, ...: done>
         """
         return self.write(b"", dst, notify=notification)
 
     def wait_notify(self, timeout_s: float | None = None) -> int:
-        """Return the oldest notification of this peer; timeout_s=0 polls once, without waiting.
+        """Return the oldest notification of this peer.
 
-        Raises: TransferTimeoutError, PeerError (nothing more can come), ClosedError.
+        Args:
+            timeout_s: Seconds to wait; None takes the context's deadline, 0 looks once.
+
+        Returns:
+            The number that the peer gave as `notify`.
+
+        Raises:
+            TransferTimeoutError: No notification came.
+            PeerError: The peer died or left, and nothing more can come.
+            ClosedError: The endpoint was closed.
+
+        Example:
+            >>> endpoint.notify(7, remote).wait()
+            <Transfer write of 0 B, ...: done>
+            >>> peer.wait_notify(timeout_s=10)
+            7
         """
         frame, limit_s = take(), timeout_s_of(timeout_s, self._core.timeout_s, "wait_notify")
         err, out = frame.err, frame.number
@@ -325,6 +511,29 @@ class Endpoint(Closable):
             return int(out[0])
         finally:
             give(frame)
+
+    async def wait_notify_async(self, timeout_s: float | None = None) -> int:
+        """Return the oldest notification of this peer; waits in an asyncio event loop.
+
+        A task that is cancelled meanwhile takes no notification.
+
+        Args:
+            timeout_s: Seconds to wait; None takes the context's deadline.
+
+        Returns:
+            The number that the peer gave as `notify`.
+
+        Raises:
+            TransferTimeoutError: No notification came. The other exceptions are those of
+                wait_notify().
+
+        Example:
+            >>> _ = endpoint.notify(7, remote).wait()
+            >>> asyncio.run(peer.wait_notify_async(timeout_s=10))
+            7
+        """
+        limit_s = timeout_s_of(timeout_s, self._core.timeout_s, "wait_notify")
+        return await until(partial(self.wait_notify, 0.0), limit_s)
 
     def _look_for_notify(self, slice_ns: int, out: CData, err: CData) -> int:
         """Wait once in C, where an unsuccessful poll is EAGAIN; the error names the peer."""
@@ -338,22 +547,71 @@ class Endpoint(Closable):
     def send_slot(
         self,
         name: str,
-        shape: int | tuple[int, ...] | None = None,
-        dtype: object = None,
+        shape: int | Sequence[int] | None = None,
+        dtype: DTypeLike | None = None,
         *,
         kind: SlotKind = "static",
         timeout_s: float | None = None,
     ) -> SlotSender:
-        """Return the sending side of the peer's slot of that name.
+        """Return the sending side of the slot of that name, which the peer made by recv_slot().
 
-        shape, dtype: those of the receiver, or the maximum for kind="bounded"; a shape alone is of
-            float32; without a shape they are those of the first tensor that is put. They are
-            compared when the slot is found: at once if they are given, otherwise at the first
-            put().
-        Raises: MismatchError (on both sides), TransferTimeoutError (no such slot was announced),
-            PeerError.
+        Shape and dtype are compared with the receiver's: at once if they are given, otherwise at
+        the first put().
+
+        Args:
+            name: The name that the receiver gave.
+            shape: The receiver's, or the maximum for kind="bounded"; None takes shape and dtype of
+                the first tensor that is put.
+            dtype: A name, or numpy's or torch's; None with a shape is float32.
+            kind: The receiver's.
+            timeout_s: Seconds to wait for the receiver to announce the slot; None takes the
+                context's deadline.
+
+        Returns:
+            The sending side.
+
+        Raises:
+            MismatchError: The receiver's description differs; raised on both sides.
+            TransferTimeoutError: No slot of that name was announced.
+            PeerError: The peer died or left.
+
+        Example:
+            >>> with endpoint.send_slot("numbers", (3,), "float32") as out:
+            ...     out.put(np.ones(3, np.float32)).wait()
+            <Transfer slot 'numbers': put of 12 B: done>
         """
-        return SlotSender(self._core, self._ptr, name, shape, dtype, kind, timeout_s)
+        return SlotSender(self._core, self._ptr, name, shape, dtype, kind, timeout_s)._find()
+
+    async def send_slot_async(
+        self,
+        name: str,
+        shape: int | Sequence[int] | None = None,
+        dtype: DTypeLike | None = None,
+        *,
+        kind: SlotKind = "static",
+        timeout_s: float | None = None,
+    ) -> SlotSender:
+        """Return the sending side of a slot as send_slot(); waits in an asyncio event loop.
+
+        Args:
+            name: As for send_slot().
+            shape: As for send_slot().
+            dtype: As for send_slot().
+            kind: As for send_slot().
+            timeout_s: As for send_slot().
+
+        Returns:
+            The sending side.
+
+        Raises:
+            TransferTimeoutError: No slot of that name was announced. The other exceptions are those
+                of send_slot().
+
+        Example:
+            >>> asyncio.run(endpoint.send_slot_async("numbers", 3)).close()
+        """
+        sender = SlotSender(self._core, self._ptr, name, shape, dtype, kind, timeout_s)
+        return await until(partial(sender._find, 0.0), sender._timeout_s)
 
     def _operation(self, verb: str, len_bytes: int) -> str:
         """Describe an operation for a message."""
@@ -364,7 +622,11 @@ class Endpoint(Closable):
         return f"rank {self.rank}" if self.rank != RANK_UNKNOWN else "the peer"
 
     def close(self) -> None:
-        """Flush and close; the peer notices that this side left. Idempotent."""
+        """Flush and close; the peer notices that this side left. Idempotent.
+
+        Example:
+            >>> context.connect(other.address).close()
+        """
         super().close()
 
     def __repr__(self) -> str:

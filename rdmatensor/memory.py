@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import cast
@@ -23,7 +24,7 @@ from rdmatensor._native.ffi import (
     new_error,
     shape_of,
 )
-from rdmatensor.types import Array, TensorLike, TorchTensor
+from rdmatensor.types import Array, DTypeLike, TensorLike, TorchTensor
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class RemoteRegion:
 DEFAULT_DTYPE = "float32"
 
 
-def dtype_name(dtype: object) -> str:
+def dtype_name(dtype: DTypeLike | None) -> str:
     """Return the name of a dtype given as a name, a numpy dtype or type, or a torch dtype.
 
     None is DEFAULT_DTYPE in every call, not numpy's float64.
@@ -240,7 +241,7 @@ def array_over(
 
 
 def new_array(
-    core: Core, shape: int | tuple[int, ...], dtype: object, *, zero: bool, call: str
+    core: Core, shape: int | Sequence[int], dtype: DTypeLike | None, *, zero: bool, call: str
 ) -> Array:
     """Allocate an array in the arena."""
     dims, name = shape_of(shape, call), dtype_name(dtype)

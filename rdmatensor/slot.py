@@ -7,15 +7,19 @@ calls post().
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import numpy as np
 
 from rdmatensor import errors
 from rdmatensor._native.arguments import invalid, text_bytes, timeout_s_of
+from rdmatensor._native.awaiting import until
 from rdmatensor._native.closable import Closable
 from rdmatensor._native.core import Core
 from rdmatensor._native.ffi import (
@@ -34,13 +38,29 @@ from rdmatensor._native.ffi import (
 )
 from rdmatensor.memory import array_over, describe_tensor, dtype_name, numpy_dtype, span
 from rdmatensor.transfer import Transfer
-from rdmatensor.types import Array, SlotKind, TensorLike
+from rdmatensor.types import Array, DTypeLike, SlotKind, TensorLike
+
+if TYPE_CHECKING:
+    import torch
 
 
 class SlotTensor:
     """A tensor received from a slot; `with` gives the array and returns the credit at the end.
 
-    Ownership: the array is the slot's memory, yours until release(): then the sender may write it.
+    NumPy takes it as an array (`np.asarray(received)`), torch and others by DLPack
+    (`torch.from_dlpack(received)`), without a copy.
+
+    Ownership: the memory is the slot's, yours until release(): then the sender may write it.
+
+    Attributes:
+        array: A numpy array over the slot's memory.
+        epoch: The number of the tensor in its slot, from 1.
+
+    Example:
+        >>> received = receiver.get(timeout_s=10)
+        >>> received.array.sum(), np.asarray(received).shape
+        (6.0, (3,))
+        >>> received.release()
     """
 
     __slots__ = ("_is_released", "_slot", "array", "epoch")
@@ -51,8 +71,22 @@ class SlotTensor:
         self.epoch = epoch
         self._is_released = False
 
+    @property
+    def tensor(self) -> torch.Tensor:
+        """A torch tensor over the same memory, also of bfloat16, which numpy lacks."""
+        loaded = importlib.import_module("torch")
+        if self._slot.dtype != "bfloat16":
+            return cast("torch.Tensor", loaded.from_numpy(self.array))
+        bits = loaded.from_numpy(self.array.view("uint16"))
+        return cast("torch.Tensor", bits.view(loaded.bfloat16))
+
     def release(self) -> None:
-        """Give the buffer back to the sender; idempotent."""
+        """Give the buffer back to the sender; idempotent.
+
+        Example:
+            >>> received = receiver.get(timeout_s=10)
+            >>> received.release()
+        """
         if not self._is_released:
             self._is_released = True
             self._slot._take_back()
@@ -61,6 +95,28 @@ class SlotTensor:
     def is_released(self) -> bool:
         """Whether release() was called."""
         return self._is_released
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> Array:
+        if copy is None:  # older numpys have no such argument
+            return np.asarray(self.array, cast("None", dtype))
+        return np.array(self.array, cast("None", dtype), copy=copy)
+
+    def __dlpack__(self, **options: object) -> object:
+        if self._slot.dtype == "bfloat16":
+            raise errors.NotSupportedError(
+                "RDT_ENOTSUP", "__dlpack__", "numpy has no bfloat16: take SlotTensor.tensor"
+            )
+        array: Any = self.array  # its types exclude bool, which it accepts
+        return cast("object", array.__dlpack__(**options))
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return cast("tuple[int, int]", self.array.__dlpack_device__())
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"'SlotTensor' object has no attribute {name!r}: the numpy array is its .array, and "
+            "what `with slot.get() as array:` gives; the torch tensor is its .tensor"
+        )
 
     def __enter__(self) -> Array:
         return self.array
@@ -73,12 +129,30 @@ class SlotTensor:
     ) -> None:
         self.release()
 
+    def __repr__(self) -> str:
+        state = "released" if self._is_released else f"epoch {self.epoch}"
+        return f"<SlotTensor of {self._slot.name!r}: {self.array.shape}, {state}>"
+
 
 class SlotReceiver(Closable):
-    """The receiver's side; made by Context.recv_slot(). It has two buffers.
+    """The receiving side of a slot; made by Context.recv_slot() and World.recv_slot().
+
+    It has two buffers: one can be read while the other is filled. A context manager, and an
+    asynchronous iterator over what arrives.
 
     Threads: one thread at a time. A signal handler must not call get() of a slot whose get() it may
         have interrupted.
+
+    Attributes:
+        name: The name that both sides use.
+        shape: The shape, or the largest one of a bounded slot.
+        dtype: The name of the dtype.
+        kind: "static", "bounded" or "dynamic"; see Context.recv_slot().
+
+    Example:
+        >>> with receiver.get(timeout_s=10) as array:
+        ...     array.sum()
+        6.0
     """
 
     def __init__(
@@ -86,8 +160,8 @@ class SlotReceiver(Closable):
         core: Core,
         endpoint: CData,
         name: str,
-        shape: int | tuple[int, ...],
-        dtype: object,
+        shape: int | Sequence[int],
+        dtype: DTypeLike | None,
         kind: SlotKind,
     ) -> None:
         self.name = name
@@ -96,11 +170,8 @@ class SlotReceiver(Closable):
         self.kind: SlotKind = kind
         desc = tensor_desc(kind, self.dtype, self.shape, "recv_slot")
         out, err = ffi.new("rdt_slot **"), new_error()
-        check(
-            lib.rdt_slot_create(endpoint, _name(name, "recv_slot"), desc, out, err),
-            "recv_slot",
-            err,
-        )
+        text = _name(name, "recv_slot")
+        check(lib.rdt_slot_create(endpoint, text, desc, out, err), "recv_slot", err)
         self._core = core
         self._handle: Handle = core.adopt(Handle(f"slot {name!r}", out[0], lib.rdt_slot_destroy))
         self._held: deque[SlotTensor] = deque()
@@ -109,11 +180,24 @@ class SlotReceiver(Closable):
     def get(self, timeout_s: float | None = None) -> SlotTensor:
         """Wait for the next tensor, in the sender's order.
 
-        Use: `with slot.get(timeout_s=5) as t:`; t is a numpy array over the slot's memory, of the
-            shape that the sender gave, until the block ends.
-        Raises: TransferTimeoutError, MismatchError (the sender expects another shape or dtype),
-            PeerError, BusyError (two are held already), StaleRegionError (the sender of a dynamic
-            slot closed it before this tensor was read), ClosedError.
+        Args:
+            timeout_s: Seconds to wait; None takes the context's deadline, 0 looks once.
+
+        Returns:
+            The tensor. `with slot.get() as array:` gives the numpy array over the slot's memory, of
+            the shape that the sender gave, until the block ends.
+
+        Raises:
+            TransferTimeoutError: No tensor came.
+            MismatchError: The sender expects another shape or dtype.
+            PeerError: The sender died or left.
+            BusyError: Two tensors are held already.
+            StaleRegionError: The sender of a dynamic slot closed it before this tensor was read.
+            ClosedError: The slot was closed.
+
+        Example:
+            >>> with receiver.get(timeout_s=10) as array:
+            ...     total = array.sum()
         """
         handle, frame = self._handle, take()
         err, view = frame.err, frame.view
@@ -138,6 +222,39 @@ class SlotReceiver(Closable):
             give(frame)
         self._held.append(held)
         return held
+
+    async def get_async(self, timeout_s: float | None = None) -> SlotTensor:
+        """Wait for the next tensor in an asyncio event loop; see get().
+
+        A task that is cancelled meanwhile takes no tensor.
+
+        Args:
+            timeout_s: Seconds to wait; None takes the context's deadline.
+
+        Returns:
+            The tensor, as get() returns it.
+
+        Raises:
+            TransferTimeoutError: No tensor came. The other exceptions are those of get().
+
+        Example:
+            >>> async def sum_of_next():
+            ...     with await receiver.get_async(timeout_s=10) as array:
+            ...         return array.sum()
+            >>> asyncio.run(sum_of_next())
+            6.0
+        """
+        limit_s = timeout_s_of(timeout_s, self._core.timeout_s, "get")
+        return await until(partial(self.get, 0.0), limit_s)
+
+    def __aiter__(self) -> SlotReceiver:
+        return self
+
+    async def __anext__(self) -> SlotTensor:
+        """Return the next tensor; the iteration ends when this side is closed."""
+        if self._handle.ptr is None:
+            raise StopAsyncIteration
+        return await self.get_async()
 
     def _array_of(self, view: CData) -> Array:
         if self.kind != "static":
@@ -174,15 +291,30 @@ class SlotReceiver(Closable):
 
 
 class SlotSender(Closable):
-    """The sender's side; made by Endpoint.send_slot(). Threads: one thread at a time."""
+    """The sending side of a slot; made by Endpoint.send_slot(). A context manager.
+
+    Threads: one thread at a time.
+
+    Attributes:
+        name: The name that both sides use.
+        shape: The shape, or the largest one of a bounded slot; None until the first put() if none
+            was given.
+        dtype: The name of the dtype; None until then.
+        kind: "static", "bounded" or "dynamic".
+
+    Example:
+        >>> with endpoint.send_slot("numbers", (3,)) as out:
+        ...     out.put(np.ones(3, np.float32)).wait()
+        <Transfer slot 'numbers': put of 12 B: done>
+    """
 
     def __init__(
         self,
         core: Core,
         endpoint: Callable[[str], CData],
         name: str,
-        shape: int | tuple[int, ...] | None,
-        dtype: object,
+        shape: int | Sequence[int] | None,
+        dtype: DTypeLike | None,
         kind: SlotKind,
         timeout_s: float | None,
     ) -> None:
@@ -198,14 +330,19 @@ class SlotSender(Closable):
         self._timeout_s = timeout_s_of(timeout_s, core.timeout_s, "send_slot")
         if shape is None and dtype is not None:
             raise invalid("send_slot", f"slot {name!r}: give a shape with the dtype, or neither")
-        if shape is not None:
-            self._open(shape_of(shape, "send_slot"), dtype_name(dtype))
-        elif kind == "bounded":
+        if shape is None and kind == "bounded":
             raise invalid(
                 "send_slot", f"slot {name!r} is bounded: give the maximum shape and the dtype"
             )
+        self._asked = None if shape is None else (shape_of(shape, "send_slot"), dtype_name(dtype))
 
-    def _open(self, shape: tuple[int, ...], dtype: str) -> CData:
+    def _find(self, timeout_s: float | None = None) -> SlotSender:
+        """Find the receiver's slot if its shape is known; Endpoint.send_slot() calls this."""
+        if self._handle is None and self._asked is not None:
+            self._open(*self._asked, timeout_s)
+        return self
+
+    def _open(self, shape: tuple[int, ...], dtype: str, timeout_s: float | None = None) -> None:
         desc = tensor_desc(self.kind, dtype, shape, "send_slot")
         name, err = _name(self.name, "send_slot"), new_error()
         made = ffi.new("rdt_slot_tx **")
@@ -217,24 +354,39 @@ class SlotSender(Closable):
                 lib.rdt_slot_tx_open(self._endpoint("send_slot"), name, desc, slice_ns, made, err),
             ),
             "send_slot",
-            self._timeout_s,
+            self._timeout_s if timeout_s is None else timeout_s,
             err,
         )
         handle = Handle(f"slot {self.name!r}", made[0], lib.rdt_slot_tx_destroy)
         self._handle = self._core.adopt(handle)
         self.shape, self.dtype = shape, dtype
-        return handle.get("send_slot")
 
     def put(self, tensor: TensorLike, timeout_s: float | None = None) -> Transfer:
         """Write a tensor into the slot, one-sided; waits for a free buffer.
 
-        Shapes: the slot's; at most it in each dim for a bounded slot; any of its ndim for a dynamic
-            one. No copy is made.
+        No copy is made.
+
         Ownership: the tensor is kept alive, and must not change, until the Transfer is done: on shm
             mostly at once, for a dynamic slot when the receiver has read it. Wait for it before
             close(), which withdraws what was not read.
-        Raises: TransferTimeoutError (the receiver released nothing), MismatchError,
-            InvalidArgumentError (dtype or ndim is not the slot's), PeerError, ClosedError.
+
+        Args:
+            tensor: A tensor of the slot's dtype and shape; at most its shape in each dim for a
+                bounded slot, any shape of its number of dims for a dynamic one.
+            timeout_s: Seconds to wait for a free buffer; None takes the context's deadline.
+
+        Returns:
+            The write in flight.
+
+        Raises:
+            TransferTimeoutError: The receiver released no buffer.
+            MismatchError: The shape, the dtype or the number of dims is not the slot's.
+            PeerError: The receiver died or left.
+            ClosedError: The slot was closed, here or by the receiver.
+
+        Example:
+            >>> sender.put(np.ones(3, np.float32)).wait()
+            <Transfer slot 'acts': put of 12 B: done>
         """
         dtype, shape = describe_tensor(tensor, "put")
         if self._handle is None:
@@ -258,15 +410,54 @@ class SlotSender(Closable):
             ) from None
         return Transfer(self._core, frame, data, partial(self._operation, len_bytes))
 
+    async def put_async(self, tensor: TensorLike, timeout_s: float | None = None) -> Transfer:
+        """Write a tensor as put() does, and wait for a free buffer in an asyncio event loop.
+
+        Args:
+            tensor: As for put().
+            timeout_s: Seconds to wait for a free buffer; None takes the context's deadline.
+
+        Returns:
+            The write in flight, which can be awaited too.
+
+        Raises:
+            TransferTimeoutError: The receiver released no buffer. The other exceptions are those of
+                put().
+
+        Example:
+            >>> async def send(array):
+            ...     await (await sender.put_async(array, timeout_s=10))
+            >>> asyncio.run(send(np.ones(3, np.float32)))
+        """
+        limit_s = timeout_s_of(timeout_s, self._core.timeout_s, "put")
+        if self._handle is None:
+            dtype, shape = describe_tensor(tensor, "put")
+            await until(partial(self._open, shape, dtype, 0.0), self._timeout_s)
+        return await until(partial(self.put, tensor, 0.0), limit_s)
+
     def buffer(
-        self, shape: int | tuple[int, ...] | None = None, timeout_s: float | None = None
+        self, shape: int | Sequence[int] | None = None, timeout_s: float | None = None
     ) -> Array:
         """Return memory to write the next tensor in place; waits for a free buffer.
 
-        Shapes: the slot's, or for a bounded slot any within it. The content is undefined.
         Ownership: yours until post(); do not use the array after it, nor after close(): on shm it
             is the receiver's own memory.
-        Raises: as put(); NotSupportedError for a dynamic slot (put a tensor instead).
+
+        Args:
+            shape: The slot's shape, or for a bounded slot any within it; None takes the slot's.
+            timeout_s: Seconds to wait for a free buffer; None takes the context's deadline.
+
+        Returns:
+            An array with undefined content.
+
+        Raises:
+            NotSupportedError: The slot is dynamic: put() a tensor instead. The other exceptions are
+                those of put().
+
+        Example:
+            >>> sender.buffer()[:] = [1, 2, 3]
+            >>> sender.post().wait()
+            <Transfer slot 'acts': put of 12 B: done>
         """
         self._ptr("buffer")
         whole = cast("tuple[int, ...]", self.shape)
@@ -298,8 +489,47 @@ class SlotSender(Closable):
             self._arrays[addr] = array
         return array
 
+    async def buffer_async(
+        self, shape: int | Sequence[int] | None = None, timeout_s: float | None = None
+    ) -> Array:
+        """Return memory as buffer() does, and wait for it in an asyncio event loop.
+
+        Args:
+            shape: As for buffer().
+            timeout_s: Seconds to wait for a free buffer; None takes the context's deadline.
+
+        Returns:
+            An array with undefined content.
+
+        Raises:
+            TransferTimeoutError: The receiver released no buffer. The other exceptions are those of
+                buffer().
+
+        Example:
+            >>> async def send():
+            ...     (await sender.buffer_async())[:] = 2
+            ...     await sender.post()
+            >>> asyncio.run(send())
+        """
+        limit_s = timeout_s_of(timeout_s, self._core.timeout_s, "buffer")
+        return await until(partial(self.buffer, shape, 0.0), limit_s)
+
     def post(self) -> Transfer:
-        """Send what buffer() returned; returns at once."""
+        """Send what buffer() returned; returns at once.
+
+        Returns:
+            The write in flight.
+
+        Raises:
+            InvalidArgumentError: buffer() was not called before.
+            PeerError: The receiver died or left.
+            ClosedError: The slot was closed, here or by the receiver.
+
+        Example:
+            >>> sender.buffer()[:] = 2
+            >>> sender.post().wait()
+            <Transfer slot 'acts': put of 12 B: done>
+        """
         if self._filling is None:
             raise invalid("post", f"slot {self.name!r}: buffer() comes first")
         frame = take()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 from urllib.parse import quote
 
+from rdmatensor._native import lease
 from rdmatensor._native.arguments import seconds
 from rdmatensor.errors import InvalidArgumentError, PeerError, TransferTimeoutError
 
@@ -53,10 +54,23 @@ class Store(Protocol):
 class FileStore:
     """A store in a folder that all processes of a job can access, for users without torch.
 
-    The folder belongs to one run of the job: give each run a new one, or one whose earlier run has
-    closed its World, which deletes its keys. The folder is created if it does not exist, for its
-    owner only, since it may hold the job's secret.
-    Threads and processes: any.
+    The folder is created if it does not exist, for its owner only, since it may hold the job's
+    secret. Runs of a job may use it one after the other; what a run that was killed has left is
+    recognised on the same host, and replaced.
+
+    Threads: any thread, and any process.
+
+    Args:
+        path: The folder.
+
+    Raises:
+        InvalidArgumentError: The folder belongs to another user, or others may open it.
+
+    Example:
+        >>> store = FileStore(folder)
+        >>> store.set("greeting", "hello")
+        >>> store.get("greeting")
+        b'hello'
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -75,7 +89,15 @@ class FileStore:
         return self._folder / (quote(key, safe="") + ".value")
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Set a key by renaming a complete file, so that readers see all of it or nothing."""
+        """Set a key by renaming a complete file, so that readers see all of it or nothing.
+
+        Args:
+            key: Any text.
+            value: Text, stored as UTF-8, or bytes.
+
+        Example:
+            >>> FileStore(folder).set("key", "value")
+        """
         data = value.encode() if isinstance(value, str) else value
         handle, name = tempfile.mkstemp(dir=self._folder, prefix=".new-")
         try:
@@ -87,27 +109,104 @@ class FileStore:
             raise
 
     def get(self, key: str, timeout_s: float = 300.0) -> bytes:
-        """Return the value of a key, waiting for it; raises TransferTimeoutError."""
+        """Return the value of a key, waiting for it.
+
+        Args:
+            key: The key.
+            timeout_s: Seconds to wait.
+
+        Returns:
+            The value, as bytes.
+
+        Raises:
+            TransferTimeoutError: The key was not set in time.
+
+        Example:
+            >>> store = FileStore(folder)
+            >>> store.set("key", "value")
+            >>> store.get("key", timeout_s=5)
+            b'value'
+        """
         limit_s = seconds(timeout_s, "FileStore.get")
         wait_for(self, {key: f"key {key!r}"}, limit_s, "FileStore.get")
         return self._file(key).read_bytes()
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all the keys exist."""
+        """Return whether all the keys exist.
+
+        Args:
+            keys: The keys.
+
+        Returns:
+            True if each of them is set.
+
+        Example:
+            >>> FileStore(folder).check(["nobody set this"])
+            False
+        """
         return all(self._file(key).exists() for key in keys)
 
     def multi_get(self, keys: Sequence[str], timeout_s: float = 300.0) -> list[bytes]:
-        """Return the values of keys, waiting for each; the deadline is for all of them."""
+        """Return the values of keys, waiting for each.
+
+        Args:
+            keys: The keys.
+            timeout_s: Seconds to wait for all of them together.
+
+        Returns:
+            The values, in the order of the keys.
+
+        Raises:
+            TransferTimeoutError: A key was not set in time.
+
+        Example:
+            >>> store = FileStore(folder)
+            >>> store.set("key", "value")
+            >>> store.multi_get(["key", "key"])
+            [b'value', b'value']
+        """
         deadline_s = time.monotonic() + seconds(timeout_s, "FileStore.multi_get")
         return [self.get(key, max(0.0, deadline_s - time.monotonic())) for key in keys]
 
     def delete_key(self, key: str) -> bool:
-        """Delete a key; returns whether it existed."""
+        """Delete a key.
+
+        Args:
+            key: The key.
+
+        Returns:
+            Whether it existed.
+
+        Example:
+            >>> FileStore(folder).delete_key("nobody set this")
+            False
+        """
         try:
             self._file(key).unlink()
         except FileNotFoundError:
             return False
         return True
+
+    # ---- runs of a job, of which one may have been killed ----------------------------------------
+
+    def _take_lease(self, name: str) -> str | None:
+        return lease.take(self._lease(name))
+
+    def _give_lease(self, name: str) -> None:
+        lease.give(self._lease(name))
+
+    def _is_abandoned(self, name: str, host: object) -> bool:
+        return lease.is_abandoned(self._lease(name), host)
+
+    def _lease(self, name: str) -> Path:
+        return self._folder / (quote(name, safe="") + ".lease")
+
+    def _delete_below(self, prefix: str) -> None:
+        """Delete all keys and leases that begin with prefix."""
+        start = quote(prefix, safe="")
+        for path in self._folder.iterdir():
+            if path.name.startswith(start):
+                path.unlink(missing_ok=True)
 
 
 class _Asked(threading.Thread, Generic[T]):
@@ -198,10 +297,11 @@ def wait_for(
     timeout_s: float,
     call: str,
     look: Callable[[], object] = lambda: None,
+    has: Callable[[Store, list[str]], bool] = lambda store, names: store.check(names),
 ) -> None:
     """Wait until all keys are in the store; keys maps each to the process that sets it.
 
-    look is called in each round: its exception ends the wait.
+    look is called in each round: its exception ends the wait. has tells whether keys are there.
     Raises TransferTimeoutError with the names of those that set nothing. After 10 s one log line
     names them too. Ctrl-C works at any time.
     """
@@ -212,7 +312,7 @@ def wait_for(
     def is_there(names: list[str]) -> bool:
         try:
             return asked.ask(
-                lambda inner: inner.check(names), timeout_s, call, look, since_s=start_s
+                lambda inner: has(inner, names), timeout_s, call, look, since_s=start_s
             )
         except RuntimeError as error:  # torch's stores: the process that hosts it is gone
             raise PeerError("RDT_EPEER", call, f"the store cannot be reached: {error}") from error

@@ -47,6 +47,18 @@ DTYPE_NAMES = (
 )
 
 
+class TorchDType(Protocol):
+    """The part of torch.dtype that is used."""
+
+    @property
+    def is_floating_point(self) -> bool:
+        """Whether it is a floating dtype."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+
+
 class TorchTensor(Protocol):
     """The part of torch.Tensor that is used: tensors are accepted without importing torch."""
 
@@ -66,6 +78,9 @@ class TorchTensor(Protocol):
     def numel(self) -> int:
         """Count of the elements."""
 
+
+# A name such as "bfloat16", or a dtype of numpy or torch, such as np.float32 or torch.float32.
+DTypeLike: TypeAlias = "str | np.dtype[np.generic] | type[np.generic] | TorchDType"
 
 # numpy arrays, objects with the buffer protocol, and CPU torch tensors.
 TensorLike: TypeAlias = "Array | bytes | bytearray | memoryview | TorchTensor"

@@ -20,8 +20,12 @@ class Rendezvous(Protocol):
         """Whether every rank gives the same value; waits for all. Does not decode the values."""
 
 
-def open_and_meet(meet: Callable[[], Rendezvous], size: int) -> tuple[Context, Rendezvous]:
+def open_and_meet(
+    meet: Callable[[], Rendezvous], size: int, options: config.Options | None
+) -> tuple[Context, Rendezvous]:
     """Return the process's context and the group's rendezvous, which meet() makes.
+
+    options: settings that the context must have; InvalidArgumentError if it is open with others.
 
     A setting that is invalid here raises before the store is asked for anything, or in place of
     what the store answers. The peers may have the same setting, and may have left because of it.
@@ -37,11 +41,13 @@ def open_and_meet(meet: Callable[[], Rendezvous], size: int) -> tuple[Context, R
             raise
 
     def settings() -> config.Settings:
-        found = config.from_environment()
+        found = config.from_environment(options=options)
         is_local = True if found.loopback else _launched_on_one_host(size)
         return _with_loopback(found, is_one_host(found) if is_local is None else is_local)
 
     context = default_context(settings)
+    if options is not None:
+        options.check_match(context.settings)
     return context, met[0] if met else meet()
 
 

@@ -10,7 +10,7 @@ import operator
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 from rdmatensor import errors
@@ -233,7 +233,7 @@ class Waiters:
             if is_outermost:
                 self._threads.discard(me)
         if status != OK:
-            raise _with_whole_time(error_of(status, call, err), timeout_s)
+            raise with_whole_time(error_of(status, call, err), timeout_s)
 
     def _wait_sliced(self, attempt: Callable[[int], int], call: str, timeout_s: float) -> int:
         deadline_s = time.monotonic() + timeout_s
@@ -258,7 +258,7 @@ class Waiters:
             time.sleep(0.001)
 
 
-def _with_whole_time(error: errors.RdmaTensorError, timeout_s: float) -> errors.RdmaTensorError:
+def with_whole_time(error: errors.RdmaTensorError, timeout_s: float) -> errors.RdmaTensorError:
     """Replace the length of the last slice, which C reports, by that of the whole wait."""
     if isinstance(error, errors.TransferTimeoutError):
         whole = f"within {timeout_s:.3f} s"
@@ -300,12 +300,12 @@ def dtype_code(name: str, call: str) -> int:
     return code
 
 
-def shape_of(shape: int | tuple[int, ...] | list[int], call: str) -> tuple[int, ...]:
+def shape_of(shape: int | Sequence[int], call: str) -> tuple[int, ...]:
     """Return a shape as a checked tuple; an int means one dim. Accepts numpy's integers."""
     try:
         dims = (
             tuple(map(operator.index, shape))
-            if isinstance(shape, (tuple, list))
+            if isinstance(shape, Sequence)
             else (operator.index(shape),)
         )
     except TypeError:

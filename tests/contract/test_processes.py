@@ -129,6 +129,30 @@ def test_multiprocessing_workers_under_fork_live(pair: Pair) -> None:
     assert (dst == 3).all()
 
 
+def test_a_run_that_was_killed_does_not_spoil_the_next(
+    start_peer: StartPeer, tmp_path: Path
+) -> None:
+    """Its root and its addresses are in the store; rank 1 of the next run comes first."""
+    killed = [start_peer("idle", rank, 2) for rank in range(2)]
+    for peer in killed:
+        assert peer.says() == "ready"
+        peer.process.kill()
+        peer.process.wait()
+    left = {path.name for path in (tmp_path / "store").iterdir()}
+    assert any("root" in name for name in left)
+
+    second = start_peer("ping", 1, 2)
+    time.sleep(1)
+    peers = [start_peer("ping", 0, 2), second]
+    for peer in peers:
+        peer.tell("7")
+    assert [peer.says() for peer in peers] == ["ok", "ok"]
+    for peer in peers:
+        peer.tell("go")
+        assert peer.process.wait(20) == 0
+    assert not any((tmp_path / "store").iterdir())
+
+
 def test_two_jobs_on_one_host_do_not_meet(start_peer: StartPeer, tmp_path: Path) -> None:
     jobs = [
         [start_peer("ping", rank, 2, store=str(tmp_path / job)) for rank in range(2)]

@@ -312,3 +312,25 @@ def test_a_steady_slot_sends_no_control_message(pair: Pair) -> None:
             assert late.control_messages == early.control_messages
             assert late.copied_bytes == early.copied_bytes
         assert after[0].moved_bytes - before[0].moved_bytes == 50 * 1024
+
+
+def test_what_a_slot_gives_is_an_array(pair: Pair) -> None:
+    with (
+        pair.right.recv_slot("s", (2, 3), src=pair.to_left) as slot,
+        pair.to_right.send_slot("s", (2, 3)) as out,
+    ):
+        out.put(np.arange(6, dtype=np.float32).reshape(2, 3)).wait()
+        received = slot.get(timeout_s=10)
+        assert np.shares_memory(np.asarray(received), received.array)
+        assert not np.shares_memory(np.array(received, copy=True), received.array)
+        assert np.asarray(received, np.float64).dtype == np.float64
+        assert np.from_dlpack(received).sum() == 15  # type: ignore[arg-type]
+        with pytest.raises(AttributeError, match=r"no attribute 'mean': the numpy array is its"):
+            received.mean()
+        assert not hasattr(received, "__len__")
+        received.release()
+
+
+def test_sizes_one_by_one_are_refused(pair: Pair) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"empty\(2, 3\): give the shape as one tuple"):
+        pair.left.empty(2, 3)  # type: ignore[arg-type]

@@ -126,6 +126,27 @@ def test_unknown_options_are_refused() -> None:
         distributed.create(object(), {"fast": True})  # type: ignore[arg-type]
 
 
+def test_options_are_settings_of_the_process() -> None:
+    code = """
+        import torch, torch.distributed as dist, rdmatensor
+        options = rdmatensor.Options(arena_mib=8, timeout_s=7.0)
+        dist.init_process_group("rdmatensor", store=dist.HashStore(), rank=0, world_size=1,
+                                pg_options=options)
+        found = rdmatensor.default_context().settings
+        print(found.arena_mib, found.timeout_s, found.peer_timeout_s)
+        dist.all_reduce(torch.ones(3))
+        dist.new_group([0], pg_options=options)
+        try:
+            dist.new_group([0], pg_options=rdmatensor.Options(arena_mib=16))
+        except rdmatensor.InvalidArgumentError as error:
+            print(error.detail)
+        dist.destroy_process_group()
+    """
+    first, second = run_python(code, RDMATENSOR_PEER_TIMEOUT_S="3").splitlines()
+    assert first == "8 7.0 3.0"
+    assert "open with another arena_mib: 8, not 16" in second
+
+
 def test_tensors_are_born_in_the_arena_and_stay_ordinary() -> None:
     def live_bytes() -> int:
         regions = default_context().describe()["regions"]

@@ -173,6 +173,12 @@ def c_function(lines: int, *, parameters: str = "void", comment: str = "") -> st
         ("file.py", "x = 1\n" * 401, "401 lines, at most 400"),
         ("excused.py", "# over budget: a table of facts.\n" + "x = 1\n" * 401, None),
         ("function.py", "def f():\n" + "    x = 1\n" * 60, "lines, at most 50"),
+        ("prose.py", 'def f():\n    """Do.\n' + "    it\n" * 500 + '    """\n    return 1\n', None),
+        (
+            "text.py",
+            'def f():\n    return """Do.\n' + "it\n" * 60 + '    """\n',
+            "lines, at most 50",
+        ),
         ("wide.c", c_function(9, parameters=", ".join(f"int p{i}" for i in range(9))), "9 param"),
         (
             "wide_but_err.c",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +22,7 @@ from rdmatensor import (
     TransferTimeoutError,
     join,
 )
+from rdmatensor._native import lease
 from rdmatensor.store import PatientStore, wait_for
 
 
@@ -207,3 +211,41 @@ def test_a_world_ends_though_its_store_does_not_answer(gated: GatedStore) -> Non
             world.endpoint(1)
         world.close()
         assert time.monotonic() - start_s < 20
+
+
+def test_a_lease_ends_with_its_process(tmp_path: Path) -> None:
+    path = tmp_path / "lease"
+    code = (
+        "import sys; from pathlib import Path; from rdmatensor._native import lease\n"
+        "print(lease.take(Path(sys.argv[1])), flush=True); sys.stdin.read()\n"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None
+    host = holder.stdout.readline().strip()
+    assert not lease.is_abandoned(path, host)
+    holder.kill()
+    holder.communicate()
+    assert lease.is_abandoned(path, host)
+    assert not lease.is_abandoned(path, "another host"), "its locks are not seen here"
+    assert not lease.is_abandoned(path, None), "it could not be locked"
+    path.unlink()
+    assert lease.is_abandoned(path, host)
+
+
+def test_a_lease_of_a_living_process_is_given_up(tmp_path: Path) -> None:
+    path = tmp_path / "lease"
+    host = lease.take(path)
+    assert host is not None
+    assert not lease.is_abandoned(path, host)
+    child = os.fork()
+    if child == 0:
+        os._exit(lease._held != {})
+    assert os.waitpid(child, 0)[1] == 0
+    assert not lease.is_abandoned(path, host), "the child closed its copy, not the parent's"
+    lease.give(path)
+    assert not path.exists()

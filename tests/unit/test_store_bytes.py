@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdmatensor import Context, PeerError, ProtocolError, RdmaTensorError, Settings
-from rdmatensor.bootstrap import _read_blob, _read_root
+from rdmatensor._join.records import read_address, read_root
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def judged(read: Callable[[], object]) -> tuple[object, PeerError | None]:
 @settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_what_a_rank_stored_is_a_blob_or_a_peer_s_fault(value: bytes) -> None:
-    blob, error = judged(lambda: _read_blob(3, value))
+    blob, error = judged(lambda: read_address(3, value))
     assert isinstance(blob, bytes) or error is not None
     assert error is None or (error.rank == 3 and "rank 3" in str(error))
 
@@ -70,7 +70,7 @@ roots = st.fixed_dictionaries(
 @settings(deadline=None)
 @given(st.binary(max_size=60) | (fields | roots).map(lambda value: json.dumps(value).encode()))
 def test_what_rank_0_stored_is_a_root_or_its_fault(value: bytes) -> None:
-    root, error = judged(lambda: _read_root(value))
+    root, error = judged(lambda: read_root(value))
     if error is not None:
         assert isinstance(error, ProtocolError)
         assert error.rank == 0
@@ -84,4 +84,4 @@ def test_what_rank_0_stored_is_a_root_or_its_fault(value: bytes) -> None:
 def test_a_true_root_is_taken() -> None:
     for secret in (None, "ab" * 32):
         root = {"incarnation": "0123456789abcdef", "size": 2, "secret": secret}
-        assert _read_root(json.dumps(root).encode()) == root
+        assert read_root(json.dumps(root).encode()) == root
