@@ -19,6 +19,7 @@ from rdmatensor.endpoint import Endpoint
 from rdmatensor.errors import ClosedError, MismatchError, PeerError
 from rdmatensor.group import Group
 from rdmatensor.slot import SlotReceiver
+from rdmatensor.state import ContextState
 from rdmatensor.store import PatientStore, Store, wait_for
 from rdmatensor.types import DTypeLike, SlotKind
 
@@ -437,8 +438,19 @@ class World:
             with contextlib.suppress(PeerError):  # reported when that rank is asked for
                 self._addresses[other] = records.read_address(other, value)
 
-    def describe(self) -> dict[str, object]:
-        """Return Context.describe(), with the job and where its secret came from."""
+    def describe(self) -> ContextState:
+        """Return Context.describe(), with the job and where its secret came from.
+
+        Returns:
+            A dictionary; rdmatensor.state.ContextState documents each key.
+
+        Raises:
+            ClosedError: The context was closed.
+
+        Example:
+            >>> world.describe()["job"]["size"]
+            1
+        """
         return self.context.describe()
 
     def close(self) -> None:

@@ -24,12 +24,14 @@ from rdmatensor._native.arguments import (
 from rdmatensor._native.closable import Closable
 from rdmatensor._native.core import Core
 from rdmatensor._native.ffi import OK, TRANSPORTS, CData, check, fail, ffi, lib, new_error
+from rdmatensor._observe.brief import brief_of
 from rdmatensor._observe.describe import placement_of, state_of
 from rdmatensor._observe.describe_text import text_of
 from rdmatensor.endpoint import Endpoint, open_endpoint
 from rdmatensor.errors import RANK_UNKNOWN
 from rdmatensor.memory import Region, RemoteRegion
 from rdmatensor.slot import SlotReceiver
+from rdmatensor.state import ContextState
 from rdmatensor.types import Array, Counters, DTypeLike, SlotKind, TensorLike
 
 DEFAULT_JOB = "default"
@@ -352,32 +354,66 @@ class Context(Closable):
 
     # ---- state ---------------------------------------------------------------------------------
 
-    def describe(self) -> dict[str, object]:
+    def describe(self) -> ContextState:
         """Return the live state: settings, arena, each peer's path and why, counters.
 
-        ["copies_tuned_for"] is the processor whose copy thresholds are used (Raptor Cove's on all
-        of Intel's family 6, otherwise Zen 4's on unmeasured processors).
-        ["arena"]["populated_bytes"] are in memory, and ["arena"]["placement"] says where:
-        "node_bytes" by NUMA node, "cpu_nodes" of the CPUs that the process may use, "far_bytes" on
-        nodes without one; all None if the kernel does not report them, with the "reason". The
-        kernel visits each page of the process for it: do not call it from a timer.
+        The kernel visits each page of the process for the arena's placement: do not call it from a
+        timer. counters() is cheap.
 
-        Raises: ClosedError, ForkedProcessError.
+        Returns:
+            A dictionary; rdmatensor.state.ContextState documents each key.
+
+        Raises:
+            ClosedError: The context was closed.
+            ForkedProcessError: This is a forked child.
+
+        Example:
+            >>> state = context.describe()
+            >>> state["transports"]["tcp"]["is_viable"]
+            True
         """
         state = self._state()
-        cast("dict[str, object]", state["arena"])["placement"] = placement_of(self._core)
+        state["arena"]["placement"] = placement_of(self._core)
         return state
 
-    def _state(self) -> dict[str, object]:
+    def _state(self) -> ContextState:
         """Return the result of describe() without the placement, which takes long."""
-        return {**state_of(self._core), **self.notes}
+        return cast("ContextState", {**state_of(self._core), **self.notes})
 
-    def describe_text(self) -> str:
-        """Return the result of describe(), as lines of text."""
-        return text_of(self.describe())
+    def describe_text(self, *, verbose: bool = False) -> str:
+        """Return the state for a person.
+
+        Args:
+            verbose: Return all of describe() as lines; otherwise version, transports, peers,
+                memory and what went wrong.
+
+        Returns:
+            Lines of text.
+
+        Raises:
+            ClosedError: The context was closed.
+            ForkedProcessError: This is a forked child.
+
+        Example:
+            >>> print(context.describe_text())
+            rdmatensor ..., process ...
+            ...
+        """
+        return text_of(self.describe()) if verbose else brief_of(self._state())
 
     def counters(self) -> Counters:
-        """Return the totals since the context was opened."""
+        """Return the totals since the context was opened.
+
+        Returns:
+            The counters; rdmatensor.Counters documents each.
+
+        Raises:
+            ClosedError: The context was closed.
+
+        Example:
+            >>> context.counters().failovers
+            0
+        """
         struct = ffi.new("struct rdt_counters *")
         struct.struct_size = ffi.sizeof("struct rdt_counters")
         lib.rdt_context_counters(self._c_ptr("counters"), struct)

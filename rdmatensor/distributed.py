@@ -10,7 +10,7 @@ import sys
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, TypedDict, cast
+from typing import TYPE_CHECKING, cast
 
 import torch.distributed as dist
 from torch._C import _distributed_c10d as torch_c10d
@@ -19,6 +19,7 @@ from rdmatensor._backend import BACKEND_NAME
 from rdmatensor._backend.extension import load_extension, tie_to_context
 from rdmatensor._backend.groups import LastOperation, backend_of, bounded, group_of
 from rdmatensor._backend.rendezvous import open_and_meet
+from rdmatensor._observe.brief import brief_of_process, why_of
 from rdmatensor._observe.describe_text import text_of
 from rdmatensor._record import names, recorder
 from rdmatensor._torch import adopt
@@ -26,6 +27,7 @@ from rdmatensor._torch.hooks import bf16_hook, bf16_wrapper
 from rdmatensor._torch.split import split_group
 from rdmatensor.config import Options
 from rdmatensor.context import default_context
+from rdmatensor.state import CollectivesState, EndpointState, Peer, ProcessState
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, ProcessGroup, _DistributedBackendOptions
@@ -44,14 +46,6 @@ __all__ = [
     "set_timeout",
     "split_group",
 ]
-
-
-class Peer(TypedDict):
-    """How one member of a group is reached from here. rank: global."""
-
-    rank: int
-    path: str
-    reason: str
 
 
 def create(options: _DistributedBackendOptions, backend_options: object = None) -> Backend:
@@ -131,49 +125,60 @@ def _repair_default_backend() -> None:
         group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
 
 
-def describe(group: ProcessGroup | None = None) -> dict[str, object]:
-    """Return the live state of this process, with "peers": how each member is reached, and why.
-
-    Peers are all other members, by global rank, as {"rank", "path", "reason"}; path "none": nothing
-    was sent or received yet. "adopted": what was allocated in the arena without a request, {"what",
-    "tensors", "bytes", "missed", "missed_bytes", "reason"}; "not_adopted": what is outside,
-    {"what", "reason", "tensors", "bytes", "names"}; "born": gradients of DDP, {"what", "born",
-    "copied", "copied_bytes", "why_off"}.
-    "collectives" counts those of the group on this rank: {"calls", "packs", "packed_tensors",
-    "writes", "rearranged_tensors", "rearranged_bytes"}. A pack is one call for many small tensors
-    of a coalesced one; rearranged tensors were not row-major and were copied; a write is a message
-    to a member, or a fill of memory that all read. "way" is how they are carried out (shared
-    memory, hosts, messages, undecided at first), "algorithm" the value of RDMATENSOR_ALGO, "ran"
-    how many used which, "summing_s" and "copying_s" the time of passes over 4 KiB or more. With
-    messages, "costs" is a table (its "source", "between": path to hosts), "chosen" the choice for
-    each operation; "hosts" numbers each rank's host.
-    "plan" is what the recorder knows of the group's step: "state" (watching, locked, off) and
-    "reason"; when locked "operations" and "bytes" of a step, "steps" since then, their average cost
-    ("per_step", of counters(); other groups' too), how many tensors "moved" to another address.
+def describe(group: ProcessGroup | None = None) -> ProcessState:
+    """Return the live state of this process: its context, how each member is reached, and why.
 
     Args:
-        group: None is the default group.
+        group: The group whose members, collectives and step are described; None is the default one.
+
+    Returns:
+        A dictionary; rdmatensor.state.ProcessState documents each key.
 
     Raises:
         ValueError: The group has no rdmatensor backend, or this process is not a member.
+
+    Example:
+        >>> describe()["collectives"]["way"]
+        'undecided'
     """
-    context, state = default_context(), default_context().describe()
+    context = default_context()
+    state = cast("ProcessState", context.describe())
     members = _members(group) if dist.is_initialized() else []
-    endpoints = cast("list[dict[str, object]]", state["endpoints"])
+    endpoints = state["endpoints"]
     state["peers"] = [_peer(rank, endpoints) for rank in members if rank != dist.get_rank()]
-    state.update(adopt.report(context.settings.adopt and context.settings.hooks))
-    state["collectives"] = {}
+    state["adopted"] = adopt.adopted()
+    state["not_adopted"] = adopt.not_adopted(context.settings.adopt and context.settings.hooks)
+    state["born"] = adopt.born()
     if dist.is_initialized():
         backend = backend_of(group_of(group))
-        state["collectives"] = {**backend._counters(), **json.loads(backend._collectives())}
-    if members:
-        state["plan"] = recorder.describe(backend_of(group_of(group)))
+        found = {**backend._counters(), **json.loads(backend._collectives())}
+        state["collectives"] = cast("CollectivesState", found)
+        if members:
+            state["plan"] = recorder.describe(backend)
     return state
 
 
-def describe_text(group: ProcessGroup | None = None) -> str:
-    """Return describe(group) as lines of text; raises as that does."""
-    return text_of(describe(group))
+def describe_text(group: ProcessGroup | None = None, *, verbose: bool = False) -> str:
+    """Return the state of this process for a person.
+
+    Args:
+        group: As for describe().
+        verbose: Return all of describe() as lines; otherwise version, transports, peers, memory,
+            the algorithms of the group's collectives, and what went wrong.
+
+    Returns:
+        Lines of text.
+
+    Raises:
+        ValueError: As describe().
+
+    Example:
+        >>> print(describe_text())
+        rdmatensor ..., process ...
+        ...
+    """
+    state = describe(group)
+    return text_of(state) if verbose else brief_of_process(state)
 
 
 def _members(group: ProcessGroup | None) -> list[int]:
@@ -188,17 +193,14 @@ def _members(group: ProcessGroup | None) -> list[int]:
     return dist.get_process_group_ranks(chosen)
 
 
-def _peer(rank: int, endpoints: list[dict[str, object]]) -> Peer:
+def _peer(rank: int, endpoints: list[EndpointState]) -> Peer:
     of_rank = [endpoint for endpoint in endpoints if endpoint["rank"] == rank]
     if not of_rank:
         return Peer(rank=rank, path="none", reason="nothing was sent or received yet")
     # A rank that was restarted has the endpoints of its predecessors too.
     ready = [endpoint for endpoint in of_rank if endpoint["state"] == "ready"]
     endpoint = (ready or of_rank)[-1]
-    texts = [str(endpoint[key]) for key in ("error", "lane", "why_not_better") if endpoint[key]]
-    if endpoint["state"] != "ready":
-        texts.insert(0, str(endpoint["state"]))
-    return Peer(rank=rank, path=str(endpoint["path"]), reason="; ".join(texts))
+    return Peer(rank=rank, path=endpoint["path"], reason=why_of(endpoint))
 
 
 def monitored_barrier(
@@ -217,6 +219,9 @@ def monitored_barrier(
 
     Raises:
         RuntimeError: It names the missing ranks on rank 0; on the others, rank 0 did not answer.
+
+    Example:
+        >>> monitored_barrier(timeout=timedelta(seconds=30), wait_all_ranks=True)
     """
     given = None if timeout is None else bounded(timeout)
     chosen = group_of(group)
@@ -236,6 +241,9 @@ def set_timeout(timeout: timedelta, group: ProcessGroup | None = None) -> None:
 
     Raises:
         ValueError: The group is another backend's, or this rank is not a member of it.
+
+    Example:
+        >>> set_timeout(timedelta(seconds=30))
     """
     limit = bounded(timeout)
     backend_of(group_of(group))._set_default_timeout(limit)
@@ -250,21 +258,38 @@ def sequence_number(group: ProcessGroup | None = None) -> int:
     Args:
         group: None is the default group.
 
+    Returns:
+        The number of collectives.
+
     Raises:
         ValueError: The group is another backend's, or this rank is not a member of it.
+
+    Example:
+        >>> before = sequence_number()
+        >>> torch.distributed.barrier()
+        >>> sequence_number() - before
+        1
     """
     return backend_of(group_of(group))._get_sequence_number_for_group()
 
 
 def last_operations(group: ProcessGroup | None = None) -> list[LastOperation]:
-    """Return the last 128 operations of the group on this rank, oldest first.
+    """Return the last operations of the group on this rank, at most 128, oldest first.
 
     On the group's first failure the last 16 are written to torch's log.
 
     Args:
         group: None is the default group.
 
+    Returns:
+        One entry for each operation.
+
     Raises:
         ValueError: The group is another backend's, or this rank is not a member of it.
+
+    Example:
+        >>> torch.distributed.barrier()
+        >>> last_operations()[-1]["operation"]
+        'rdmatensor:barrier'
     """
     return backend_of(group_of(group)).last_operations()

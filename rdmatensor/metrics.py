@@ -18,11 +18,12 @@ from pathlib import Path
 from socket import socket as Socket  # noqa: N812 - a class
 from threading import Thread
 from types import ModuleType
-from typing import Literal, Protocol, cast
+from typing import Literal, Protocol
 
 from rdmatensor import trace
 from rdmatensor._observe.observed import Observed
 from rdmatensor.errors import ClosedError, DeviceError, NotSupportedError
+from rdmatensor.state import ContextState, EndpointState
 
 ADDRESS = "127.0.0.1"
 _HISTOGRAM = "transfer_seconds"
@@ -111,7 +112,7 @@ def samples(context: Observed, root: Path = Path("/")) -> list[Sample]:
         for name, value in counters.items()
     ]
     found += _of_memory(state)
-    found += _of_endpoints(cast("list[dict[str, object]]", state["endpoints"]))
+    found += _of_endpoints(state["endpoints"])
     found += _of_devices(root)
     for histogram in trace.histograms(context):
         found += _of_transfers(histogram)
@@ -142,9 +143,8 @@ def _in_seconds(name: str) -> str:
     return name.removesuffix("_s") + "_seconds" if name.endswith("_s") else name
 
 
-def _of_memory(state: dict[str, object]) -> list[Sample]:
-    arena = cast("dict[str, float]", state["arena"])
-    regions = cast("dict[str, float]", state["regions"])
+def _of_memory(state: ContextState) -> list[Sample]:
+    arena, regions = state["arena"], state["regions"]
     gauges = {
         "arena_segments": (arena["segments"], "pieces of the arena"),
         "arena_mapped_bytes": (arena["mapped_bytes"], "the arena's size"),
@@ -161,10 +161,10 @@ def _of_memory(state: dict[str, object]) -> list[Sample]:
     return [*found, Sample("arena_populate_seconds", "counter", what, arena["populate_s"])]
 
 
-def _of_endpoints(endpoints: list[dict[str, object]]) -> list[Sample]:
+def _of_endpoints(endpoints: list[EndpointState]) -> list[Sample]:
     found: dict[tuple[str, str], int] = {}
     for endpoint in endpoints:
-        key = (str(endpoint["path"]), str(endpoint["state"]))
+        key = (endpoint["path"], endpoint["state"])
         found[key] = found.get(key, 0) + 1
     return [
         Sample("endpoints", "gauge", "connections", count, {"path": path, "state": state})

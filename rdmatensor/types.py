@@ -88,7 +88,50 @@ TensorLike: TypeAlias = "Array | bytes | bytearray | memoryview | TorchTensor"
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Totals since a context was opened; struct rdt_counters in rdmatensor.h documents each."""
+    """Totals since a context was opened. Bytes are payload unless something else is said.
+
+    Attributes:
+        writes: One-sided writes posted.
+        reads: One-sided reads posted.
+        notifications: Notifications received.
+        moved_bytes: Payload that a transport moved into its final place.
+        copied_bytes: Other passes over payload.
+        control_messages: Messages with an address, a shape or a request that were sent.
+        credits_alone: Credits that rode on no data.
+        registrations: Regions registered or allocated.
+        wakeups_sent: System calls made only to wake a sleeping peer.
+        wire_bytes: Bytes handed to sockets, with headers, and to RDMA devices.
+        mailbox_eager: Messages sent through an eager ring.
+        mailbox_rendezvous: Messages whose payload the receiver fetched, or was given in
+            place.
+        verified_bytes: Payload that was compared with its sender's sums.
+        mismatches: Comparisons that found other bytes than were sent.
+        registered_bytes: Memory registered with RDMA devices, for each device and kind of
+            access.
+        failovers: Peers that moved to tcp because the path over RDMA was lost.
+        mailbox_placed: Messages written at once where their receive stood.
+        shm_bytes: Of moved_bytes, through shared memory.
+        tcp_bytes: Of moved_bytes, over tcp.
+        verbs_bytes: Of moved_bytes, over RDMA devices.
+        planned_bytes: Of moved_bytes, to or from a place that was known before.
+        dynamic_bytes: Of moved_bytes, where place or size was sent for it alone.
+        control_bytes: Of moved_bytes, what carries no payload.
+        fallback_bytes: Payload over a worse path than the pair should have had, or past its
+            place.
+        reconnections: Paths to a process that another path had reached before.
+        side_channel_bytes: Frames on the side channels to peers, which no transport moves.
+        planned_copied_bytes: Of copied_bytes, for traffic whose place was known before.
+        dynamic_copied_bytes: Of copied_bytes, for traffic whose place or size was sent for
+            it.
+        planned_control_messages: Of control_messages, for traffic whose place was known
+            before.
+        dynamic_control_messages: Of control_messages, for traffic whose place or size was
+            sent.
+        registration_s: Time taken to register memory with RDMA devices, and to deregister
+            it.
+        wait_s: Time that threads spent waiting for transfers, for data and for room at
+            peers.
+    """
 
     writes: int
     reads: int

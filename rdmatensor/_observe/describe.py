@@ -9,11 +9,12 @@ from rdmatensor._native.ffi import OK, fail, ffi, lib, new_error
 
 if TYPE_CHECKING:
     from rdmatensor._native.core import Core
+    from rdmatensor.state import ContextState, PlacementState
 
 _PLACEMENT_BYTES = 1 << 16  # enough for any: rdmatensor.h
 
 
-def state_of(core: Core) -> dict[str, object]:
+def state_of(core: Core) -> ContextState:
     """Return the live state; raises ClosedError, ForkedProcessError."""
     size, needed = 1 << 14, ffi.new("size_t *")
     while True:
@@ -21,13 +22,13 @@ def state_of(core: Core) -> dict[str, object]:
         ptr, err = core.get("describe"), new_error()
         status = lib.rdt_context_describe(ptr, buf, size, needed, err)
         if status == OK:
-            return _parsed(bytes(ffi.buffer(buf, needed[0])))
+            return cast("ContextState", _parsed(bytes(ffi.buffer(buf, needed[0]))))
         if status != lib.RDT_EINVAL or needed[0] < size:
             fail(status, "describe", err)
         size = needed[0] + 4096  # some room: the state may grow between the calls
 
 
-def placement_of(core: Core) -> dict[str, object]:
+def placement_of(core: Core) -> PlacementState:
     """Return where the arena's pages are; raises ClosedError, ForkedProcessError.
 
     It may take long, and close() waits for it as for a waiting thread.
@@ -40,7 +41,7 @@ def placement_of(core: Core) -> dict[str, object]:
         0.0,
         err,
     )
-    return _parsed(bytes(ffi.buffer(buf, needed[0])))
+    return cast("PlacementState", _parsed(bytes(ffi.buffer(buf, needed[0]))))
 
 
 def _parsed(text: bytes) -> dict[str, object]:

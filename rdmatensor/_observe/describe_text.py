@@ -30,11 +30,11 @@ def _placement(told: Mapping[str, object]) -> str:
         return str(told["reason"])
     node_bytes = cast("Mapping[str, int]", told["node_bytes"])
     cpu_nodes = cast("Sequence[int]", told["cpu_nodes"])
-    parts = ", ".join(f"{_size(count)} on node {node}" for node, count in node_bytes.items())
+    parts = ", ".join(f"{size_text(count)} on node {node}" for node, count in node_bytes.items())
     nodes = ", ".join(str(node) for node in cpu_nodes) or "none"
     line = f"{parts or 'no page yet'} (usable CPUs: node{'s' * (len(cpu_nodes) > 1)} {nodes})"
     far_bytes = cast("int", told["far_bytes"])
-    return f"{line}; {_size(far_bytes)} on a node without any of these" if far_bytes else line
+    return f"{line}; {size_text(far_bytes)} on a node without any of these" if far_bytes else line
 
 
 def _lines(state: Mapping[str, object], depth: int) -> list[str]:
@@ -95,7 +95,7 @@ def _scalar(key: str, value: object) -> str | None:
 
 def _number(key: str, value: float) -> str:
     if key.endswith("_bytes"):
-        return _size(value)
+        return size_text(value)
     text = f"{value:g}" if isinstance(value, float) else str(value)
     for unit in ("ms", "us", "ns", "s"):
         if key.endswith(f"_{unit}"):
@@ -103,7 +103,8 @@ def _number(key: str, value: float) -> str:
     return text
 
 
-def _size(count: float) -> str:
+def size_text(count: float) -> str:
+    """Return bytes with a unit, of which 1024 are the next."""
     if count < _STEP:
         return f"{count:g} B"
     for unit in _UNITS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from rdmatensor._native.ffi import CData
+from rdmatensor.state import ContextState
 from rdmatensor.types import Counters
 
 
@@ -18,6 +19,6 @@ class Observed(Protocol):
     def counters(self) -> Counters:
         """Return the totals since the context was opened."""
 
-    def _state(self) -> dict[str, object]: ...
+    def _state(self) -> ContextState: ...
 
     def _c_ptr(self, call: str) -> CData: ...

@@ -94,7 +94,7 @@ class GradientMemory:
         self.counts = Counts()
         # Under data parallelism all ranks have the same arena.
         size_bytes = plan.arenas[0].peak_bytes if plan.arenas else 0
-        self.memory = empty(max(size_bytes, 1), torch.uint8, context=context).zero_()
+        self.memory = empty(max(size_bytes, 1), dtype=torch.uint8, context=context).zero_()
         self.size_bytes = self.memory.nbytes
         keep_large_blocks()
         self.gradients: dict[torch.nn.Parameter, Gradient] = {}

@@ -9,7 +9,7 @@ here communicates with other ranks, and a step never raises.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -26,6 +26,7 @@ from graph_analysis.recording import (
 from rdmatensor._backend.groups import BackendPart
 from rdmatensor._record.names import Names, name_of
 from rdmatensor.errors import PlanMismatchError
+from rdmatensor.state import RecordedState
 
 _SEND, _RECEIVE, _MARK = 101, 102, 100  # csrc/c10d/record/recorder.hpp
 _ANY = 0xFFFFFFFF
@@ -41,19 +42,6 @@ _OPERATIONS: dict[int, Operation] = {  # RDT_COLL_*
     8: "all_to_all",
 }
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
-
-
-class Recorded(TypedDict, total=False):
-    """One group's part of describe(): see rdmatensor.distributed.describe()."""
-
-    state: str
-    reason: str
-    changes: int
-    operations: int
-    bytes: int
-    steps: int
-    moved: int
-    per_step: dict[str, float]
 
 
 @dataclass(slots=True)
@@ -103,10 +91,10 @@ def plan_of(texts: list[str]) -> TransferPlan:
     return record_plan(recordings)
 
 
-def describe(backend: BackendPart) -> Recorded:
+def describe(backend: BackendPart) -> RecordedState:
     """Return what is known of a group's step."""
     report = backend.recorded()
-    found = Recorded(state=report["state"], reason=report["reason"], changes=report["changes"])
+    found = RecordedState(state=report["state"], reason=report["reason"], changes=report["changes"])
     if "cycle" not in report:
         return found
     cycle, steps = report["cycle"], report["cycles"]

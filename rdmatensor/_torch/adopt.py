@@ -16,15 +16,22 @@ from rdmatensor._torch.ddp import gradients as ddp_gradients
 from rdmatensor._torch.ddp import report as ddp_report
 from rdmatensor._torch.pipeline.stages import watch_stages
 from rdmatensor.context import Context
+from rdmatensor.state import AdoptionState, BornState, NotAdoptedState
 
 
-def report(is_adopting: bool) -> dict[str, object]:
-    """Return what was adopted so far, oldest first, and what is outside the arena now."""
-    return {
-        "adopted": adoptions(),
-        "not_adopted": ddp_report.not_adopted(is_adopting),
-        "born": ddp_gradients.told(),
-    }
+def adopted() -> list[AdoptionState]:
+    """Return what was adopted so far, oldest first."""
+    return adoptions()
+
+
+def not_adopted(is_adopting: bool) -> list[NotAdoptedState]:
+    """Return what is outside the arena now."""
+    return ddp_report.not_adopted(is_adopting)
+
+
+def born() -> list[BornState]:
+    """Return what was written in place and what was copied, of each module."""
+    return ddp_gradients.told()
 
 
 def install(context: Context, on_module: Callable[[torch.nn.Module], None]) -> None:

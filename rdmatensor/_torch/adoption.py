@@ -5,27 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 
 from rdmatensor._backend import BACKEND_NAME
 from rdmatensor.context import Context
+from rdmatensor.state import AdoptionState
 from rdmatensor.torch import Births, has_allocator, registered_memory
 
 NO_ROOM = "the arena has no room: raise RDMATENSOR_ARENA_MAX_MIB"
 _KEPT = 256  # lines of describe(); bounded, as a program may make modules forever
-
-
-class Adoption(TypedDict):
-    """What was allocated in the arena at one moment, and what was not, with the reason."""
-
-    what: str
-    tensors: int
-    bytes: int
-    missed: int
-    missed_bytes: int
-    reason: str
 
 
 @dataclass(slots=True)
@@ -36,10 +26,10 @@ class _Process:
 
 
 process = _Process()
-_adoptions: list[Adoption] = []
+_adoptions: list[AdoptionState] = []
 
 
-def adoptions() -> list[Adoption]:
+def adoptions() -> list[AdoptionState]:
     """Return what was adopted so far, oldest first."""
     return list(_adoptions)
 
@@ -75,7 +65,7 @@ def note(what: str, births: Births) -> None:
     if len(_adoptions) == _KEPT:
         del _adoptions[0]
     _adoptions.append(
-        Adoption(
+        AdoptionState(
             what=what,
             tensors=births.count,
             bytes=births.size_bytes,

@@ -259,7 +259,7 @@ def reasons(rank: int, world: int) -> list[Any]:
     with contextlib.suppress(ValueError):
         rdmatensor.torch.adopt(torch.empty(0))
     found = rdmatensor.distributed.describe()["not_adopted"]
-    text = rdmatensor.distributed.describe_text()
+    text = rdmatensor.distributed.describe_text(verbose=True)
     assert "gradient_as_bucket_view=False" in text
     assert "1.weight" in text
     del kept, shared, replaced, ignoring

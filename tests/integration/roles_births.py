@@ -70,9 +70,9 @@ def told() -> Any:
     """What describe() says of the one module that lives."""
     born: Any = rdmatensor.distributed.describe()["born"]
     assert len(born) <= 1
-    assert not born or f"born {born[0]['born']}" in rdmatensor.distributed.describe_text().replace(
-        "born: ", "born "
-    )
+    assert not born or f"born {born[0]['born']}" in rdmatensor.distributed.describe_text(
+        verbose=True
+    ).replace("born: ", "born ")
     return born[0] if born else None
 
 
@@ -358,7 +358,7 @@ def dropped(_rank: int, _world: int) -> bool:
     As after a backward pass that raised. The same where another thread ends the trace.
     """
     c10d = load_extension()
-    memory = rdmatensor.torch.empty(64, torch.uint8)
+    memory = rdmatensor.torch.empty(64, dtype=torch.uint8)
     places = c10d.Birthplaces(memory, [(0, 64)])
     places.begin([(0, 0)])
     inside = torch.empty(16)

@@ -80,7 +80,7 @@ def _raise_in_a_pass(run: Run) -> None:
 
 
 def _traced_places() -> Any:
-    memory = rdmatensor.torch.empty(4096, torch.uint8)
+    memory = rdmatensor.torch.empty(4096, dtype=torch.uint8)
     places = load_extension().Birthplaces(memory, [(0, 4096)])
     places.begin([])
     return places

@@ -365,7 +365,7 @@ def crossed(_rank: int, _world: int) -> bool:
     Whoever has ended hears no more of this thread, even if another one begins with it.
     """
     c10d = load_extension()
-    memory = rdmatensor.torch.empty(64, torch.uint8)
+    memory = rdmatensor.torch.empty(64, dtype=torch.uint8)
     first, second = (c10d.Birthplaces(memory, [(0, 64)]) for _ in range(2))
     first.begin([])
     second.begin([(0, 0)])

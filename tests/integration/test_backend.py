@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rdmatensor import _autoload, default_context, distributed
-from rdmatensor.torch import empty, zeros
+from rdmatensor.torch import empty, empty_like, is_in_arena, ones, zeros, zeros_like
 
 # What torch imports of it when it is there; nothing of it is called before a group is made.
 TORCHCOMMS = {
@@ -147,6 +147,22 @@ def test_options_are_settings_of_the_process() -> None:
     assert "open with another arena_mib: 8, not 16" in second
 
 
+def test_factories_have_the_signature_of_torch_s() -> None:
+    assert empty(2, 3).shape == empty((2, 3)).shape == empty(torch.Size([2, 3])).shape == (2, 3)
+    assert zeros(2, requires_grad=True).requires_grad
+    assert ones(3, dtype=torch.int64).tolist() == [1, 1, 1]
+    other = torch.ones(2, 5, dtype=torch.float16).t()
+    assert (empty_like(other).shape, empty_like(other).dtype) == ((5, 2), torch.float16)
+    assert zeros_like(other, dtype=torch.int8, requires_grad=False).sum() == 0
+    assert empty().shape == zeros(()).shape == ()
+    assert all(is_in_arena(one) for one in (empty(3), zeros(3), ones(3), empty_like(other)))
+    assert empty(3, device="cpu").device.type == "cpu"
+    with pytest.raises(ValueError, match=r"device='cuda': the arena is CPU memory.*NCCL"):
+        empty(3, device="cuda")
+    with pytest.raises(TypeError, match=r"dtype=torch\.float32"):
+        empty(3, torch.float32)  # type: ignore[arg-type]
+
+
 def test_tensors_are_born_in_the_arena_and_stay_ordinary() -> None:
     def live_bytes() -> int:
         regions = default_context().describe()["regions"]
@@ -185,9 +201,9 @@ def test_tensors_of_the_arena_take_part_in_autograd() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.int64, torch.complex64])
 def test_arena_tensors_of_every_kind(dtype: torch.dtype) -> None:
-    assert zeros((0, 3), dtype).shape == (0, 3)
-    assert empty(7, dtype).dtype == dtype
-    assert zeros([], dtype).numel() == 1
+    assert zeros((0, 3), dtype=dtype).shape == (0, 3)
+    assert empty(7, dtype=dtype).dtype == dtype
+    assert zeros([], dtype=dtype).numel() == 1
 
 
 def test_impossible_allocations_say_why() -> None:

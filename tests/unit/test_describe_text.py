@@ -84,7 +84,7 @@ def test_where_the_arena_lies_is_one_line(differs: dict[str, object], line: str)
 
 def test_a_context_is_told() -> None:
     with Context(Settings(loopback=True, arena_mib=1)) as context:
-        text = context.describe_text()
+        text = context.describe_text(verbose=True)
         for key in context.describe():
             assert any(
                 line.startswith(key.removesuffix("_s").replace("_", " ") + ":")

@@ -356,7 +356,7 @@ def test_what_the_kernel_does_not_tell_is_no_error(context: Context) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
     try:
         placement = _arena(context)["placement"]
-        text = context.describe_text()
+        text = context.describe_text(verbose=True)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     reason = "not told by the kernel: /proc/self/numa_maps: Too many open files"

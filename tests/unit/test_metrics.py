@@ -155,7 +155,7 @@ def test_the_numbers_are_those_of_what_was_done(context: Context) -> None:
             path = endpoint.transport
             traffic = context.describe()["traffic"]
             classes = context.describe()["classes"]
-            told = context.describe_text()
+            told = context.describe_text(verbose=True)
         assert now["rdmatensor_writes_total"] == 3
         assert isinstance(traffic, dict)
         assert traffic[path]["planned_bytes"] == 3000
@@ -282,3 +282,9 @@ def test_without_prometheus_client_the_dict_works_and_the_rest_says_what_to_inst
     assert len(errors) == 2
     assert all('pip install "rdmatensor[metrics]"' in error for error in errors)
     assert NotSupportedError.__name__ == "NotSupportedError"
+
+
+def test_counters_are_documented_with_the_meanings_of_the_metrics() -> None:
+    text = re.sub(r"\s+", " ", Counters.__doc__ or "")
+    for name, meaning in metrics._MEANINGS.items():
+        assert f"{name}: {meaning[0].upper()}{meaning[1:]}." in text, name

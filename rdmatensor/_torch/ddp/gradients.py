@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Any, TypedDict
+from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
 import torch
@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rdmatensor._backend.extension import load_extension
 from rdmatensor.context import Context
+from rdmatensor.state import BornState
 
 _UNUSED = (
     "find_unused_parameters=True: DistributedDataParallel writes zeros where a gradient does not "
@@ -32,20 +33,6 @@ _COMPILED = "torch.compile's own reducer sends the gradients"
 # 16 KiB, and no more than it saves at 32 and 64 KiB.
 LEAST_BYTES = 32 * 1024
 _MOST_PARTS = 256  # of an output, searched for tensors: of a larger one some are enough
-
-
-class Born(TypedDict):
-    """One module's entry of describe() about gradients that are allocated in their buckets.
-
-    why_off: the reason why none are allocated there any more, or some were not in the last backward
-        pass.
-    """
-
-    what: str
-    born: int
-    copied: int
-    copied_bytes: int
-    why_off: str
 
 
 class _Module:
@@ -93,7 +80,7 @@ def after_forward(module: DistributedDataParallel, output: object, context: Cont
     known.births.watch(_tensors_in(output), address, module.require_backward_grad_sync)
 
 
-def told() -> list[Born]:
+def told() -> list[BornState]:
     """Return what was written in place and what was copied, of each module with bucket views."""
     found = []
     for weak in _modules.keyrefs():  # a copy by one call in C: a training thread may be adding
@@ -103,7 +90,7 @@ def told() -> list[Born]:
             continue
         counts = known.births.told() if known.births is not None else None
         found.append(
-            Born(
+            BornState(
                 what=f"gradients of {type(module.module).__name__}",
                 born=counts.born if counts else 0,
                 copied=counts.copied if counts else 0,

@@ -8,7 +8,7 @@ parameter and each tensor adopted on request is checked now.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rdmatensor._torch.adoption import NO_ROOM
 from rdmatensor._torch.ddp import gradients
+from rdmatensor.state import NotAdoptedState
 from rdmatensor.torch import MIN_BYTES, has_allocator, is_in_arena, requests
 
 _OFF = "RDMATENSOR_ADOPT=0"
@@ -43,16 +44,6 @@ _ELSEWHERE = (
 _REQUEST = "only on request: rdmatensor.torch.adopt()"
 _MOVED = "resized, or given other memory, after it was adopted"
 _NAMES = 8  # for each reason; a model has thousands
-
-
-class NotAdopted(TypedDict):
-    """Tensors that are outside the arena for one reason. names: the first of them."""
-
-    what: str
-    reason: str
-    tensors: int
-    bytes: int
-    names: list[str]
 
 
 class _Tensor(NamedTuple):
@@ -94,17 +85,19 @@ def note_forward(module: DistributedDataParallel) -> None:
         _bare_passes[module] = _bare_passes.get(module, 0) + 1
 
 
-def not_adopted(is_adopting: bool) -> list[NotAdopted]:
+def not_adopted(is_adopting: bool) -> list[NotAdoptedState]:
     """Return what is outside the arena now, by kind and reason."""
-    found: dict[tuple[str, str], NotAdopted] = {}
+    found: dict[tuple[str, str], NotAdoptedState] = {}
     if not is_adopting or not has_allocator():
         what = "buckets of DistributedDataParallel, buffers of pipeline stages"
         reason = _TAKEN if is_adopting else _OFF
-        found[what, reason] = NotAdopted(what=what, reason=reason, tensors=0, bytes=0, names=[])
+        found[what, reason] = NotAdoptedState(
+            what=what, reason=reason, tensors=0, bytes=0, names=[]
+        )
     for one in _outside(is_adopting):
         entry = found.setdefault(
             (one.what, one.reason),
-            NotAdopted(what=one.what, reason=one.reason, tensors=0, bytes=0, names=[]),
+            NotAdoptedState(what=one.what, reason=one.reason, tensors=0, bytes=0, names=[]),
         )
         entry["tensors"] += 1
         entry["bytes"] += one.size_bytes

@@ -88,7 +88,7 @@ class StageBuffers:
             spans.append((end, size_bytes))
             end += -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         try:
-            memory = empty(max(end, 1), torch.uint8, context=self._context)
+            memory = empty(max(end, 1), dtype=torch.uint8, context=self._context)
         except torch.OutOfMemoryError:
             self._is_over = True
             self._note(Births(missed=len(spans), missed_bytes=end))
