@@ -235,7 +235,7 @@ class Context(Closable):
             rank: This process's rank in the job, for messages; -1 if it has none.
 
         Raises:
-            InvalidArgumentError: There is no secret, or an argument is out of range.
+            InvalidArgumentError: A secret is missing, or an argument is out of range.
 
         Example:
             >>> context.add_job("another", b"a long secret", rank=0)

@@ -239,7 +239,7 @@ class PlannedModel:
     def describe(self) -> Described:
         """Return what was done since apply(): steps that sent, and what they cost.
 
-        "born" and "copied" count gradients that autograd wrote in their place and elsewhere
+        "in_place" and "copied" count gradients that autograd wrote in their place and elsewhere
         ("copied_bytes": of the latter), "traced" the allocations that had to be learnt;
         "sent_bytes" are those of the buckets.
         "posting_s" is the time of the backward pass's thread in the calls that start sums,
@@ -255,7 +255,7 @@ class PlannedModel:
             "buckets": len(self._memory.buckets),
             "arena_bytes": self._memory.size_bytes,
             "sent_bytes": self._step.sent_bytes,
-            "born": counts.born,
+            "in_place": counts.born,
             "copied": counts.copied,
             "copied_bytes": counts.copied_bytes,
             "traced": counts.traced,

@@ -249,16 +249,16 @@ class NotAdoptedState(TypedDict):
     names: list[str]
 
 
-class BornState(TypedDict):
+class GradientsState(TypedDict):
     """Gradients of one DistributedDataParallel module.
 
-    what: the module; born: gradients that autograd wrote in their bucket; copied, copied_bytes:
+    what: the module; in_place: gradients that autograd wrote in their bucket; copied, copied_bytes:
     those that were copied there; why_off: why none are allocated there any more, or why some were
     not in the last backward pass, else empty.
     """
 
     what: str
-    born: int
+    in_place: int
     copied: int
     copied_bytes: int
     why_off: str
@@ -290,13 +290,13 @@ class ProcessState(ContextState, total=False):
     """The live state of a process with groups of torch.distributed.
 
     All of the context's state, and: peers: how each other member is reached; adopted, not_adopted:
-    allocations of torch inside and outside the arena; born: gradients of DistributedDataParallel;
+    allocations of torch inside and outside the arena; gradients: of DistributedDataParallel;
     collectives: of the group; plan: of the group's step.
     """
 
     peers: list[Peer]
     adopted: list[AdoptionState]
     not_adopted: list[NotAdoptedState]
-    born: list[BornState]
+    gradients: list[GradientsState]
     collectives: CollectivesState
     plan: RecordedState

@@ -141,7 +141,7 @@ class FileStore:
             True if each of them is set.
 
         Example:
-            >>> FileStore(folder).check(["nobody set this"])
+            >>> FileStore(folder).check(["an unknown key"])
             False
         """
         return all(self._file(key).exists() for key in keys)
@@ -178,7 +178,7 @@ class FileStore:
             Whether it existed.
 
         Example:
-            >>> FileStore(folder).delete_key("nobody set this")
+            >>> FileStore(folder).delete_key("an unknown key")
             False
         """
         try:

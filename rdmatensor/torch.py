@@ -85,7 +85,7 @@ def empty(
         torch.OutOfMemoryError: The arena has no room; the message has the line that lifts the
             limit.
         ValueError: Another device.
-        TypeError: A size is no integer.
+        TypeError: A size is not an integer.
 
     Example:
         >>> empty(2, 3, dtype=torch.bfloat16).shape

@@ -1,8 +1,8 @@
 """Files that are held by a process of this host until it ends, however it ends.
 
 A reader can tell whether the process that held a file still lives. Locks of other hosts may not be
-visible, and some file systems have none: who takes a lease publishes what take() returns with it,
-and nobody else calls the file free.
+visible, and some file systems have none: the process that takes a lease publishes what take()
+returns, and only readers for which it holds may call the file abandoned.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Described(TypedDict):
     buckets: int
     arena_bytes: int
     sent_bytes: int
-    born: int
+    in_place: int
     copied: int
     copied_bytes: int
     traced: int

@@ -16,7 +16,7 @@ from rdmatensor._torch.ddp import gradients as ddp_gradients
 from rdmatensor._torch.ddp import report as ddp_report
 from rdmatensor._torch.pipeline.stages import watch_stages
 from rdmatensor.context import Context
-from rdmatensor.state import AdoptionState, BornState, NotAdoptedState
+from rdmatensor.state import AdoptionState, GradientsState, NotAdoptedState
 
 
 def adopted() -> list[AdoptionState]:
@@ -29,7 +29,7 @@ def not_adopted(is_adopting: bool) -> list[NotAdoptedState]:
     return ddp_report.not_adopted(is_adopting)
 
 
-def born() -> list[BornState]:
+def gradients() -> list[GradientsState]:
     """Return what was written in place and what was copied, of each module."""
     return ddp_gradients.told()
 

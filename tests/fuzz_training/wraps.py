@@ -81,7 +81,7 @@ class Trained:
 
     def born(self) -> int:
         """Return how many gradients were written where they are sent from."""
-        return sum(one["born"] for one in rdmatensor._torch.ddp.gradients.told())
+        return sum(one["in_place"] for one in rdmatensor._torch.ddp.gradients.told())
 
     def close(self) -> None:
         self.wrapped = None
@@ -108,7 +108,7 @@ class Planned(Trained):
         )
 
     def born(self) -> int:
-        return int(self.wrapped.describe()["born"])
+        return int(self.wrapped.describe()["in_place"])
 
     def close(self) -> None:
         self.wrapped.close()

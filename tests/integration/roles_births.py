@@ -68,11 +68,11 @@ def train(rank: int, world: int, cases: list[str]) -> dict[str, Any]:
 
 def told() -> Any:
     """What describe() says of the one module that lives."""
-    born: Any = rdmatensor.distributed.describe()["born"]
+    born: Any = rdmatensor.distributed.describe()["gradients"]
     assert len(born) <= 1
-    assert not born or f"born {born[0]['born']}" in rdmatensor.distributed.describe_text(
+    assert not born or f"in place {born[0]['in_place']}" in rdmatensor.distributed.describe_text(
         verbose=True
-    ).replace("born: ", "born ")
+    ).replace("in place: ", "in place ")
     return born[0] if born else None
 
 

@@ -53,7 +53,7 @@ def test_a_script_as_it_is(name: str, on: list[dict[str, Any]], off: list[dict[s
         assert not any(any(step) for step in others[name]["ours"]["born"])
         assert not any(any(step) for step in found["gloo"]["born"])
         born = found["ours"]["born"]
-        assert (found["told"]["born"] > 0) == case.is_born
+        assert (found["told"]["in_place"] > 0) == case.is_born
         assert case.why in found["told"]["why_off"]
         assert bool(case.why) == bool(found["told"]["why_off"])
         if case.born_from is not None:
@@ -76,7 +76,7 @@ def test_two_modules_in_turn(tmp_path: Path) -> None:
 def test_unused_parameters_are_left_to_torch(tmp_path: Path) -> None:
     for rank in jobs.results(jobs.run("roles_births:without", 2, tmp_path, timeout_s=60.0)):
         assert rank["ours"] == rank["gloo"]
-        assert rank["told"]["born"] == rank["told"]["copied"] == 0
+        assert rank["told"]["in_place"] == rank["told"]["copied"] == 0
         assert "find_unused_parameters=True" in rank["told"]["why_off"]
         assert "0.bias" in rank["outside"]
         assert all(all(step) and step for step in rank["born"][1:])
@@ -108,7 +108,9 @@ def test_a_module_outlives_its_group_and_is_not_kept(tmp_path: Path) -> None:
 def test_nothing_is_traced_where_nothing_is_to_be_born(tmp_path: Path) -> None:
     for rank in jobs.results(jobs.run("roles_births:small", 2, tmp_path)):
         assert "32768 bytes" in rank["small"]["why_off"]
-        assert rank["small"]["born"] == rank["added"]["born"] == rank["added"]["copied"] == 0
+        assert (
+            rank["small"]["in_place"] == rank["added"]["in_place"] == rank["added"]["copied"] == 0
+        )
         assert rank["added"]["why_off"] == ""
 
 
@@ -116,7 +118,7 @@ def test_a_reducer_that_moves_later_is_left_alone(tmp_path: Path) -> None:
     for rank in jobs.results(jobs.run("roles_births:batched", 2, tmp_path)):
         if rank:
             assert "batched_grad_copy" in rank["told"]["why_off"]
-            assert rank["told"]["born"] == 0
+            assert rank["told"]["in_place"] == 0
 
 
 def test_another_thread_may_ask_all_the_while(tmp_path: Path) -> None:
@@ -126,7 +128,7 @@ def test_another_thread_may_ask_all_the_while(tmp_path: Path) -> None:
 
 def test_a_pass_that_raised_leaves_nothing(tmp_path: Path) -> None:
     for rank in jobs.results(jobs.run("roles_births:left", 2, tmp_path)):
-        assert rank["told"]["born"] > 0
+        assert rank["told"]["in_place"] > 0
         assert rank["before"]
         assert not rank["after"]
 
@@ -139,7 +141,7 @@ def test_a_pass_that_raised_on_another_thread_keeps_nothing(
     ranks = jobs.run("roles_births_left:left_on_a_thread", 2, tmp_path, is_ending=is_ending)
 
     for rank in jobs.results(ranks):
-        assert rank["told"]["born"] > 0
+        assert rank["told"]["in_place"] > 0
         assert rank["before"] == 1
         assert rank["after"] == 0
         assert not rank["is_used"]

@@ -31,7 +31,7 @@ def test_gradients_are_born_in_their_places(model: str, tmp_path: Path) -> None:
         # The first step copies each once; from the second on there is no copy left.
         assert rank["seen"][0]["copied"] == second["copied"] == gradients
         assert last["copied"] == second["copied"]
-        assert last["born"] - second["born"] == 3 * gradients
+        assert last["in_place"] - second["in_place"] == 3 * gradients
         for step in rank["offsets"]:  # in the arena, of each parameter's gradient
             assert step == rank["planned_offsets"]
     assert ranks[0]["bits"] == ranks[1]["bits"]

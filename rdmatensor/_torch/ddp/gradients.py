@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rdmatensor._backend.extension import load_extension
 from rdmatensor.context import Context
-from rdmatensor.state import BornState
+from rdmatensor.state import GradientsState
 
 _UNUSED = (
     "find_unused_parameters=True: DistributedDataParallel writes zeros where a gradient does not "
@@ -80,7 +80,7 @@ def after_forward(module: DistributedDataParallel, output: object, context: Cont
     known.births.watch(_tensors_in(output), address, module.require_backward_grad_sync)
 
 
-def told() -> list[BornState]:
+def told() -> list[GradientsState]:
     """Return what was written in place and what was copied, of each module with bucket views."""
     found = []
     for weak in _modules.keyrefs():  # a copy by one call in C: a training thread may be adding
@@ -90,9 +90,9 @@ def told() -> list[BornState]:
             continue
         counts = known.births.told() if known.births is not None else None
         found.append(
-            BornState(
+            GradientsState(
                 what=f"gradients of {type(module.module).__name__}",
-                born=counts.born if counts else 0,
+                in_place=counts.born if counts else 0,
                 copied=counts.copied if counts else 0,
                 copied_bytes=counts.copied_bytes if counts else 0,
                 why_off=counts.why_off if counts else known.why_off,
