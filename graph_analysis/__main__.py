@@ -1,4 +1,6 @@
-"""Command line: python -m graph_analysis MODULE:FACTORY --strategy dp --world 4 -o plan.json.
+"""Command line: rdmatensor plan MODULE:FACTORY --strategy dp --world 4 -o plan.json.
+
+`python -m graph_analysis` is the same, where rdmatensor is not installed.
 
 FACTORY() takes no argument and returns (model, inputs) or (model, inputs, loss_fn); loss_fn is
 called as loss_fn(output, *inputs). The report goes to standard output, the plan and the page
@@ -26,17 +28,24 @@ from graph_analysis.strategies import (
 )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m graph_analysis",
+        prog=prog,
         description="Plan the transfers of a training step before it runs.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="examples:\n"
+        f"  {prog} mymodel:make --world 8 -o plan.json --html plan.html\n"
+        f"  {prog} mymodel:make --strategy pp --split layers.4,layers.8\n\n"
+        "exit status: 0 planned, 2 bad arguments or nothing to plan",
     )
     parser.add_argument(
         "factory",
         metavar="MODULE:FACTORY",
         help="FACTORY() returns (model, inputs) or (model, inputs, loss_fn)",
     )
-    parser.add_argument("--batch", type=int, help="re-size dimension 0 of every input tensor")
+    parser.add_argument(
+        "--batch", type=int, metavar="ROWS", help="re-size dimension 0 of every input tensor"
+    )
     parser.add_argument(
         "--strategy",
         choices=["dp", "pp", "ps", "graph"],
@@ -44,15 +53,25 @@ def _parser() -> argparse.ArgumentParser:
         help="dp: data parallel; pp: pipeline; ps: parameter server; "
         "graph: the collectives that the graph holds (default: dp)",
     )
-    parser.add_argument("--world", type=int, help="number of ranks; not needed with --split")
+    parser.add_argument(
+        "--world", type=int, metavar="RANKS", help="number of ranks; not needed with --split"
+    )
     parser.add_argument(
         "--split", metavar="NAME,NAME", help="pp: where all stages but the first begin"
     )
     parser.add_argument(
-        "--shards", type=int, default=1, help="ps: how many of the ranks are servers (default: 1)"
+        "--shards",
+        type=int,
+        metavar="RANKS",
+        default=1,
+        help="ps: how many of the ranks are servers (default: 1)",
     )
-    parser.add_argument("-o", "--output", type=Path, help="write the plan as JSON to this file")
-    parser.add_argument("--html", type=Path, help="write the plan as a page with pictures")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write the plan as JSON to this file"
+    )
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the plan as a page with pictures"
+    )
     return parser
 
 
@@ -106,16 +125,21 @@ def _run(arguments: argparse.Namespace) -> None:
         arguments.output.write_text(plan_to_json(plan), encoding="ascii")
     if arguments.html is not None:
         arguments.html.write_text(render_html(plan), encoding="utf-8")
-    sys.stdout.write(render_text(plan))
+    print(render_text(plan), end="", flush=True)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
-    arguments = _parser().parse_args(argv)
+def main(argv: Sequence[str] | None = None, prog: str = "python -m graph_analysis") -> int:
+    """Run the command line; prog is how it was called. Returns the exit status."""
+    arguments = _parser(prog).parse_args(argv)
     try:
         _run(arguments)
-    except (GraphAnalysisError, OSError) as error:
-        print(f"graph_analysis: {error}", file=sys.stderr)
+    except BrokenPipeError:
+        raise  # the reader of the output closed it: the caller's
+    except OSError as error:
+        print(f"{prog}: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    except GraphAnalysisError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
         return 2
     return 0
 

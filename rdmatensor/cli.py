@@ -1,4 +1,4 @@
-"""What this machine can do with rdmatensor, what is in the way, and which settings are in force."""
+"""Check an installation of rdmatensor, list its settings, plan a training step, compare speeds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,17 @@ if TYPE_CHECKING:
     from rdmatensor.doctor import Finding
 
 PORT = 29600  # of --listen
+SCHEMA = 1  # of --json: raised when a key is removed or changes its meaning
 
 _SUITE = "bench/suite/command.py"
+_GUIDE = "Guides and reference: the folder docs/ of the sources."
+_EXIT_CODES = """exit status:
+  0    nothing is broken
+  1    something is broken, or a setting is wrong
+  2    an argument is wrong
+  130  ended by Ctrl-C
+  141  the reader of the output closed it, as `| head` does
+"""
 
 
 class _ReaderGoneError(Exception):
@@ -33,41 +43,141 @@ def _say(*lines: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 1 for a problem found here, 2 for misuse."""
-    parser = argparse.ArgumentParser(prog="rdmatensor", description=__doc__)
-    parser.add_argument("--version", action="version", version=_version())
-    commands = parser.add_subparsers(dest="command")
-    doctor = commands.add_parser("doctor", help="check the installation and this machine")
-    doctor.add_argument("--json", action="store_true", help="one array of findings, for programs")
-    doctor.add_argument(
-        "--plan", type=Path, metavar="FILE", help="whether the arena of this plan finds room"
-    )
-    pair = doctor.add_mutually_exclusive_group()
-    pair.add_argument(
-        "--listen", nargs="?", type=int, const=PORT, metavar="PORT",
-        help=f"wait for the doctor of another host on this port ({PORT}), and test the pair",
-    )  # fmt: skip
-    pair.add_argument(
-        "--peer", type=_peer, metavar="HOST[:PORT]", help="test the pair with one that listens"
-    )
-    pair.add_argument(
-        "--alone", action="store_true",
-        help="look at this host only, also where a launcher's variables name other ranks",
-    )  # fmt: skip
-    commands.add_parser("settings", help="list the environment variables with their values now")
-    commands.add_parser("bench", help="compare rdmatensor with other libraries", add_help=False)
+    """Run the command line.
+
+    Args:
+        arguments: Words of the command; None takes the process's own.
+
+    Returns:
+        The exit status: 0 for success, 1 for a problem that was found, 2 for misuse.
+
+    Example:
+        >>> main(["settings", "--json"])
+        {"schema": 1, ...
+        0
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] == ["bench"]:
-        return _bench(words[1:])  # it has options of its own
+    if words[:1] in (["bench"], ["plan"]):  # they have options of their own
+        return _bench(words[1:]) if words[0] == "bench" else _plan(words[1:])
+    parser = _parser()
     chosen = parser.parse_args(words)
     if chosen.command is None:
         parser.print_help(sys.stderr)
         parser.exit(2)
     try:
-        return _settings() if chosen.command == "settings" else _doctor(chosen)
+        return _settings(chosen) if chosen.command == "settings" else _doctor(chosen)
     except _ReaderGoneError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        return _without_reader()
+
+
+def _without_reader() -> int:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="rdmatensor",
+        description=__doc__,
+        formatter_class=raw,
+        epilog="examples:\n"
+        "  rdmatensor doctor                 check this machine\n"
+        "  rdmatensor settings               list the environment variables with their values\n"
+        "  rdmatensor plan model:make --world 4 -o plan.json\n\n" + _GUIDE,
+    )
+    parser.add_argument("--version", action="version", version=f"rdmatensor {_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    _add_doctor(
+        commands.add_parser(
+            "doctor",
+            help="check the installation and this machine",
+            description="Check the installation and this machine: versions, settings, RDMA "
+            "devices, memory, limits. Each transport is tried with real writes.",
+            formatter_class=raw,
+            epilog="examples:\n"
+            "  rdmatensor doctor\n"
+            "  rdmatensor doctor --listen             on the first of two hosts\n"
+            "  rdmatensor doctor --peer first-host    on the second\n"
+            "  torchrun --nproc-per-node 4 -m rdmatensor doctor\n\n" + _EXIT_CODES,
+        )
+    )
+    settings = commands.add_parser(
+        "settings",
+        help="list the environment variables with their values now",
+        description="List all environment variables with their values now, and check them. Each "
+        "value is printed as it is set; the second line has its form, its default and its scope.",
+        formatter_class=raw,
+        epilog="examples:\n"
+        "  rdmatensor settings\n"
+        "  rdmatensor settings --json | python -m json.tool\n\n" + _EXIT_CODES,
+    )
+    settings.add_argument("--json", action="store_true", help="print one object, for programs")
+    commands.add_parser(
+        "plan", help="plan the transfers of a training step before it runs", add_help=False
+    )
+    commands.add_parser("bench", help="compare rdmatensor with other libraries", add_help=False)
+    return parser
+
+
+def _add_doctor(doctor: argparse.ArgumentParser) -> None:
+    doctor.add_argument(
+        "--json", action="store_true", help="print one object with all findings, for programs"
+    )
+    doctor.add_argument(
+        "--plan", type=_plan_file, metavar="FILE",
+        help="check that the arena required by this plan fits into memory",
+    )  # fmt: skip
+    pair = doctor.add_mutually_exclusive_group()
+    pair.add_argument(
+        "--listen", nargs="?", type=_port, const=PORT, metavar="PORT",
+        help=f"wait for the doctor of another host on this port, and test the pair "
+        f"(default: {PORT})",
+    )  # fmt: skip
+    pair.add_argument(
+        "--peer", type=_peer, metavar="HOST[:PORT]",
+        help="test the pair with the doctor that listens there",
+    )  # fmt: skip
+    pair.add_argument(
+        "--alone", action="store_true",
+        help="check only this host, even if RANK and WORLD_SIZE are set",
+    )  # fmt: skip
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"port {text} is not in 1..65535")
+    return int(text)
+
+
+def _peer(text: str) -> str:
+    from rdmatensor.doctor.pair_store import address_of
+
+    try:
+        address_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _plan_file(text: str) -> Path:
+    from rdmatensor.doctor import plan_arena_bytes
+
+    try:
+        plan_arena_bytes(Path(text))
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot read {text}: {error.strerror}") from None
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a plan: {error}; make one with: rdmatensor plan ... -o {text}"
+        ) from None
+    return Path(text)
+
+
+# ---- bench and plan ------------------------------------------------------------------------------
 
 
 def _bench(words: list[str]) -> int:
@@ -89,20 +199,22 @@ def _bench(words: list[str]) -> int:
     return status
 
 
+def _plan(words: list[str]) -> int:
+    from graph_analysis.__main__ import main as plan_main
+
+    try:
+        return plan_main(words, prog="rdmatensor plan")
+    except BrokenPipeError:
+        return _without_reader()
+
+
 def _version() -> str:
     from rdmatensor._build_stamp import VERSION
 
-    return f"rdmatensor {VERSION}"
+    return str(VERSION)
 
 
-def _peer(text: str) -> str:
-    from rdmatensor.doctor.pair_store import address_of
-
-    try:
-        address_of(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
+# ---- doctor --------------------------------------------------------------------------------------
 
 
 def _doctor(chosen: argparse.Namespace) -> int:
@@ -126,11 +238,14 @@ def _doctor(chosen: argparse.Namespace) -> int:
         status = 128 + signal.SIGINT
     if lines is None:
         return 0  # rank 0 prints all of it, and its status is the job's
+    levels: Counter[str] = Counter(finding.level for finding in found)
     if chosen.json:
-        _say_json(found, tells=not is_rank or meet.is_first_of_all())
-    elif lines:
-        _say(*lines)
-    return status or int(any(finding.level == "broken" for finding in found))
+        _say_json(found, levels, tells=not is_rank or meet.is_first_of_all())
+    else:
+        counts = ", ".join(f"{levels[level]} {level}" for level in ("ok", "slower", "broken"))
+        ended = " (ended by Ctrl-C)" if status else ""
+        _say(*lines, f"{len(found)} checks: {counts}{ended}")
+    return status or int(levels["broken"] > 0)
 
 
 def _look(
@@ -159,42 +274,78 @@ def _look(
     return told[1]
 
 
-def _say_json(found: Sequence[Finding], *, tells: bool) -> None:
-    """Print one array; on a rank that does not print, problems go to standard error."""
+def _say_json(found: Sequence[Finding], levels: Mapping[str, int], *, tells: bool) -> None:
+    """Print one object; on a rank that does not print, problems go to standard error."""
     from dataclasses import asdict
 
     from rdmatensor.doctor import report
 
     if tells:
-        _say(json.dumps([asdict(finding) for finding in found]))
+        summary = {level: levels[level] for level in ("ok", "slower", "broken")}
+        findings = [asdict(finding) for finding in found]
+        _say(_json(findings=findings, summary=summary))
         return
     wrong = [finding for finding in found if finding.level != "ok"]
     print(*report(wrong), sep="\n", file=sys.stderr, flush=True)
 
 
-def _settings() -> int:
-    from rdmatensor._config.variables import VARIABLES
-    from rdmatensor.config import from_environment, native_values
+def _json(**members: object) -> str:
+    return json.dumps({"schema": SCHEMA, "version": _version(), **members})
+
+
+# ---- settings ------------------------------------------------------------------------------------
+
+
+def _settings(chosen: argparse.Namespace) -> int:
+    from rdmatensor._config.variables import NATIVE_VARIABLES, VARIABLES
+    from rdmatensor.config import check_native, from_environment, native_values
     from rdmatensor.errors import RdmaTensorError
 
     try:
-        settings = from_environment()
+        settings, native = from_environment(), native_values()
+        check_native()
     except RdmaTensorError as error:
         print(f"rdmatensor: {error}", file=sys.stderr)
         return 1
-    lines = []
     sources = {"SECRET": "environment", "SECRET_FILE": "file"}
+    values = {}
     for variable in VARIABLES:
         if variable.name in sources:
             is_set = settings.secret_source == sources[variable.name]
-            shown = "(set, not shown)" if is_set else ""
+            values[variable] = "(set, not shown)" if is_set else ""
         else:
-            shown = _as_set(getattr(settings, str(variable.field)))
-        lines += [f"{variable.full_name}={shown}", f"    {variable.form}: {variable.meaning}"]
-    for name, value in native_values().items():
-        lines += [f"{name}={value}", "    read by the C library, see docs/settings.md"]
-    print("\n".join(lines))
+            values[variable] = _as_set(getattr(settings, str(variable.field)))
+    for variable in NATIVE_VARIABLES:
+        default = "" if variable.default == "unset" else variable.default
+        values[variable] = native.get(variable.full_name, default)
+    rows = [
+        {
+            "name": variable.full_name,
+            "value": value,
+            "kind": variable.kind,
+            "form": variable.form,
+            "default": variable.default,
+            "scope": variable.scope,
+            "is_set": bool(os.environ.get(variable.full_name)),
+            "meaning": variable.meaning,
+        }
+        for variable, value in values.items()
+    ]
+    if chosen.json:
+        _say(_json(settings=rows))
+    else:
+        _say(*(line for row in rows for line in _lines(row)))
     return 0
+
+
+def _lines(row: dict[str, object]) -> list[str]:
+    is_set = "set here; " if row["is_set"] else ""
+    meaning = str(row["meaning"]).replace("`", "")
+    return [
+        f"{row['name']}={row['value']}",
+        f"    {is_set}{row['form']}; default: {row['default']}; scope: {row['scope']}",
+        f"    {meaning}",
+    ]
 
 
 def _as_set(value: object) -> str:
@@ -203,4 +354,6 @@ def _as_set(value: object) -> str:
         return "-".join(map(str, value))
     if isinstance(value, bool):
         return str(int(value))
+    if isinstance(value, float):
+        return f"{value:g}"
     return "" if value is None else str(value)

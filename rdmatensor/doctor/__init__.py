@@ -12,13 +12,14 @@ from functools import partial
 from pathlib import Path
 
 from rdmatensor import config
+from rdmatensor._observe.describe_text import size_text
 from rdmatensor.doctor import demands, host, installation, loopback, rdma
 from rdmatensor.doctor.cures import cure
 from rdmatensor.doctor.finding import Finding, broken, ok
 from rdmatensor.doctor.machine import Machine
 from rdmatensor.errors import RdmaTensorError
 
-__all__ = ["Finding", "Machine", "examine", "examine_machine", "report"]
+__all__ = ["Finding", "Machine", "examine", "examine_machine", "plan_arena_bytes", "report"]
 
 _MACHINE_CHECKS: tuple[Callable[[Machine], Iterator[Finding]], ...] = (
     rdma.check,
@@ -55,10 +56,10 @@ def examine(plan: Path | None = None) -> Iterator[Finding]:
         try:
             size = plan_arena_bytes(plan)
         except (OSError, ValueError) as error:
-            yield broken("plan", f"{plan}: {error}", f"python -m graph_analysis ... -o {plan}")
+            yield broken("plan", f"{plan}: {error}", f"rdmatensor plan ... -o {plan}")
         else:
             machine = replace(machine, plan_bytes=max(size, machine.plan_bytes))
-            yield ok("plan", f"the largest arena of {plan} takes {size} bytes")
+            yield ok("plan", f"the largest arena of {plan} takes {size_text(size)}")
     yield from examine_machine(machine)
     yield from _guarded(
         "transports",

@@ -10,6 +10,7 @@ import re
 import struct
 from collections.abc import Iterator
 
+from rdmatensor._observe.describe_text import size_text
 from rdmatensor.doctor import cgroup
 from rdmatensor.doctor.finding import Finding, broken, ok, slower
 from rdmatensor.doctor.machine import Machine, numbers_of
@@ -107,7 +108,7 @@ def check_memory(machine: Machine) -> Iterator[Finding]:
         yield broken(
             "arena",
             f"RDMATENSOR_ARENA_MAX_MIB={bound_mib} holds it below the plan's "
-            f"{machine.plan_bytes} bytes",
+            f"{_exact(machine.plan_bytes)}",
             f"export RDMATENSOR_ARENA_MAX_MIB={(machine.plan_bytes >> 20) + 1}",
         )
     limit = cgroup.memory_limit_bytes(machine)
@@ -131,7 +132,7 @@ def check_memory(machine: Machine) -> Iterator[Finding]:
 
 def _judge_memory(machine: Machine, room_bytes: int, text: str, fix: str) -> Finding:
     if room_bytes < machine.plan_bytes:
-        text = f"{text}, the plan's arena takes {machine.plan_bytes} bytes"
+        text = f"{text}, the plan's arena takes {_exact(machine.plan_bytes)}"
         return broken("memory", text, fix)
     if room_bytes < machine.arena_bytes:
         text = f"{text}, less than one piece of the arena, {machine.arena_bytes >> 20} MiB"
@@ -146,8 +147,8 @@ def _check_shm(machine: Machine) -> Iterator[Finding]:
         size = re.search(r"\bsize=(\w+)", mounts[-1])
         yield ok(
             "/dev/shm",
-            f"size {size.group(1) if size else 'half of the memory'}; no bound of the arena, which "
-            "is made of memfds (torch's DataLoader workers use it)",
+            f"size {_mount_size(size.group(1)) if size else 'half of the memory'}; no bound of the "
+            "arena, which is made of memfds (torch's DataLoader workers use it)",
         )
 
 
@@ -161,6 +162,18 @@ def check_open_files(machine: Machine) -> Iterator[Finding]:
         yield broken("open files", f"{text}: too few for many peers", "ulimit -n 4096")
 
 
+def _exact(count: int) -> str:
+    return f"{size_text(count)} ({count} bytes)"
+
+
+def _mount_size(text: str) -> str:
+    """Return a size of a mount's options, "24684092k", with a unit that is easy to read."""
+    found = re.fullmatch(r"(\d+)([kmgt]?)", text.lower())
+    if found is None:
+        return text
+    return size_text(int(found.group(1)) << 10 * " kmgt".index(found.group(2) or " "))
+
+
 def check_hypervisor(machine: Machine) -> Iterator[Finding]:
     """Whether this is a virtual machine, where a wake-up costs an exit to the host."""
     flags = re.search(r"^flags\s*:(.*)$", machine.text("proc/cpuinfo") or "", re.MULTILINE)
@@ -169,11 +182,10 @@ def check_hypervisor(machine: Machine) -> Iterator[Finding]:
         yield ok("hypervisor", f"none seen; {cost}")
         return
     kind = machine.text("sys/hypervisor/type") or machine.text("sys/class/dmi/id/sys_vendor")
-    yield slower(
+    yield ok(
         "hypervisor",
-        f"a virtual machine ({kind or 'of an unknown kind'}): sleeping and waking cost more, and "
-        f"other guests take time; {cost}",
-        "run on the host, or pin the machine's CPUs to cores of its own (virsh vcpupin)",
+        f"a virtual machine ({kind or 'of an unknown kind'}), where sleeping and waking cost more; "
+        f"{cost}; CPUs pinned to cores of their own (virsh vcpupin) are faster",
     )
 
 

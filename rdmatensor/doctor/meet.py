@@ -65,7 +65,7 @@ def with_ranks(own: list[Finding]) -> Report | None:
             rows = pairs.measure(store, rank, size, _wrong(own), timeout_s=patience_s, met=met)
         return (list(pairs.judge(rows, told=0)), list(pairs.matrix(rows))) if rank == 0 else None
 
-    return _guarded(run)
+    return _guarded(run, f"look at the launcher's variables and at the network; {ALONE}")
 
 
 def _place() -> tuple[str, int, int, int]:
@@ -117,7 +117,12 @@ def with_peer(listen: int | None, peer: str | None, own: list[Finding]) -> Repor
                 rows = pairs.measure(store, rank, 2, _wrong(own), timeout_s=patience_s, met=met)
         return list(pairs.judge(rows, told=rank)), list(pairs.matrix(rows))
 
-    return _guarded(run)
+    other = (
+        f"`rdmatensor doctor --peer HOST:{listen}` on the other host"
+        if peer is None
+        else (f"`rdmatensor doctor --listen` on {peer}")
+    )
+    return _guarded(run, f"start {other}, and look at the firewalls between")
 
 
 @contextlib.contextmanager
@@ -136,13 +141,13 @@ def _wrong(findings: list[Finding]) -> tuple[Finding, ...]:
     return tuple(finding for finding in findings if finding.level != "ok")
 
 
-def _guarded(run: Callable[[], _Result]) -> _Result | Report:
+def _guarded(run: Callable[[], _Result], otherwise: str) -> _Result | Report:
     try:
         return run()
     # Stores raise RuntimeError once their host is gone, or their port is taken.
     except (RdmaTensorError, OSError, ImportError, RuntimeError, ValueError) as error:
         fix = cure(error)
         if fix == REPORT and not isinstance(error, RdmaTensorError):
-            fix = f"look at the launcher's variables and at the network; {ALONE}"
+            fix = otherwise
         text = f"the ranks could not be tested: {type(error).__name__}: {error}"
         return [broken("pairs", text, fix)], []

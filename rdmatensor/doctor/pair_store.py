@@ -154,6 +154,8 @@ def address_of(peer: str) -> tuple[str, int]:
         port = rest.removeprefix(":") or port
     elif peer.count(":") == 1:
         host, _, port = peer.partition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise ValueError(f"{peer!r} is written as HOST, HOST:PORT or [ADDRESS]:PORT")
+    if not host or not port.isdigit():
+        raise ValueError(f"{peer!r}: expected HOST, HOST:PORT or [ADDRESS]:PORT")
+    if not 1 <= int(port) <= 65535:
+        raise ValueError(f"port {port} is not in 1..65535")
     return host, int(port)

@@ -50,7 +50,7 @@ def told(
 
 
 def _by_subject(text: str) -> dict[str, Finding]:
-    return {item["subject"]: Finding(**item) for item in json.loads(text)}
+    return {item["subject"]: Finding(**item) for item in json.loads(text)["findings"]}
 
 
 def told_by_child(status: int, **environment: str) -> dict[str, Finding]:

@@ -20,6 +20,7 @@ from rdmatensor import Settings, cli
 from rdmatensor.doctor import (
     Finding,
     Machine,
+    examine,
     examine_machine,
     host,
     installation,
@@ -90,7 +91,7 @@ def test_a_plan_must_find_room_in_the_machine(tmp_path: Path, limit: str) -> Non
     for plan_bytes, level in ((2 << 30, "ok"), ((2 << 30) + 1, "broken")):
         found = next(host.check_memory(Machine(root, plan_bytes=plan_bytes)))
         assert (found.subject, found.level) == ("memory", level), found
-    assert f"the plan's arena takes {(2 << 30) + 1} bytes" in found.text
+    assert f"the plan's arena takes 2 GiB ({(2 << 30) + 1} bytes)" in found.text
     assert "more memory" in found.fix
 
 
@@ -124,9 +125,9 @@ def no_thread() -> float:
 @pytest.mark.parametrize(
     ("flags", "wake_up_us", "level", "text"),
     [
-        ("fpu hypervisor", lambda: 37.25, "slower", "across a pipe in 37.2 us"),
+        ("fpu hypervisor", lambda: 37.25, "ok", "across a pipe in 37.2 us"),
         ("fpu", lambda: 3.0, "ok", "none seen; one thread wakes another across a pipe in 3.0 us"),
-        ("fpu hypervisor", no_thread, "slower", "cannot be timed: can't start new thread"),
+        ("fpu hypervisor", no_thread, "ok", "cannot be timed: can't start new thread"),
     ],
 )
 def test_the_cost_of_a_wake_up_is_told(
@@ -170,11 +171,15 @@ def test_a_plan_that_is_none_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     from rdmatensor.cli import main
 
     (tmp_path / "plan").write_text("{}")
-    for name in ("plan", "absent"):
-        assert main(["doctor", "--json", "--plan", str(tmp_path / name)]) == 1
-        found = {item["subject"]: item for item in json.loads(capsys.readouterr().out)}
-        assert found["plan"]["level"] == "broken"
-        assert "graph_analysis" in found["plan"]["fix"]
+    words = {"plan": "is not a plan: ", "absent": "cannot read .*: No such file or directory"}
+    for name, text in words.items():
+        with pytest.raises(SystemExit, match="2"):
+            main(["doctor", "--json", "--plan", str(tmp_path / name)])
+        said = capsys.readouterr().err
+        assert re.search(text, said)
+        assert "Errno" not in said
+        (found,) = [one for one in examine(tmp_path / name) if one.subject == "plan"]
+        assert (found.level, found.fix) == ("broken", f"rdmatensor plan ... -o {tmp_path / name}")
 
 
 @pytest.mark.parametrize("built_for", [None, "2.12.1+cpu"])
@@ -220,7 +225,7 @@ def test_a_real_write_on_each_transport_that_is_there(
     from rdmatensor.cli import main
 
     assert main(["doctor", "--json"]) == 0
-    found = {item["subject"]: item for item in json.loads(capsys.readouterr().out)}
+    found = {item["subject"]: item for item in json.loads(capsys.readouterr().out)["findings"]}
     for name in ("shm", "tcp"):
         assert found[name]["level"] == "ok"
         assert re.search(r"a write of 8 B [\d.]+ us, of 1 MiB [\d.]+ GB/s", found[name]["text"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -57,7 +58,7 @@ def test_a_peer_that_is_none_is_misuse(peer: str, capsys: pytest.CaptureFixture[
         peer = "host:-1"
     with pytest.raises(SystemExit, match="2"):
         cli.main(["doctor", "--peer", peer])
-    assert "HOST:PORT" in capsys.readouterr().err
+    assert re.search(r"HOST:PORT|is not in 1\.\.65535", capsys.readouterr().err)
 
 
 def test_the_command_and_the_store_name_one_port() -> None:
@@ -123,7 +124,7 @@ def test_a_store_that_is_gone_is_a_finding() -> None:
     def run() -> meet.Report:
         raise RuntimeError("connection reset")
 
-    (found,), _ = meet._guarded(run)
+    (found,), _ = meet._guarded(run, "start it")
     assert (found.level, "connection reset" in found.text) == ("broken", True)
 
 
@@ -264,7 +265,7 @@ def test_two_doctors_test_their_pair(tmp_path: Path) -> None:
         [["--json", "--listen", port], ["--json", "--peer", f"127.0.0.1:{port}"]], [{}, {}]
     )
     for text in printed:
-        found = {finding["subject"]: finding for finding in json.loads(text)}
+        found = {finding["subject"]: finding for finding in json.loads(text)["findings"]}
         for subject in ("0 to 1", "1 to 0"):
             assert found[subject]["level"] == "ok"
             assert found[subject]["text"].startswith("shm; a write of 8 B")

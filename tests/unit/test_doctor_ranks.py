@@ -59,7 +59,7 @@ def test_a_rank_that_cannot_take_part_is_named_and_the_others_are_tested() -> No
         said = [process.communicate(timeout=100) for process in running]
         assert [process.returncode for process in running] == [1, 0, 0], said
     assert [out for out, _ in said[1:]] == ["", ""]  # rank 0 alone tells
-    found = {finding["subject"]: finding for finding in json.loads(said[0][0])}
+    found = {finding["subject"]: finding for finding in json.loads(said[0][0])["findings"]}
     assert found["rank 1"]["level"] == "broken"
     assert "RDMATENSOR_IFNAME=eth99" in found["rank 1"]["text"]
     assert found["rank 1"]["fix"] == "change or unset RDMATENSOR_IFNAME"
@@ -90,9 +90,9 @@ def test_the_environment_of_a_job_that_runs(rank: int) -> None:
         said, _ = process.communicate(timeout=100)
     assert process.returncode == 1, said
     lines = [line for line in said.splitlines() if not line.startswith(" ")]
-    assert lines[-1].startswith("broken  pairs")
-    assert f"nothing from rank {1 - rank} within 1.000 s" in lines[-1]
-    assert "rdmatensor doctor --alone" in said.splitlines()[-1]
+    assert lines[-2].startswith("broken  pairs")
+    assert f"nothing from rank {1 - rank} within 1.000 s" in lines[-2]
+    assert "rdmatensor doctor --alone" in said.splitlines()[-2]
     assert any(line.startswith("ok      shm") for line in lines)
     assert ("(rank 1, " in lines[0]) == (rank == 1)
     assert store.num_keys() == keys
@@ -127,12 +127,18 @@ def test_words_on_the_command_line_win_over_the_launcher(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert cli.main(["doctor", "--alone"]) == 0
-    assert capsys.readouterr().out.split() == ["ok", "a", "b"]
+    assert capsys.readouterr().out.splitlines() == [
+        "ok      a                b",
+        "1 checks: 1 ok, 0 slower, 0 broken",
+    ]
     met = []
     monkeypatch.setattr(meet, "with_peer", lambda *given: met.append(given) or ([], []))
     for words in (["--listen", "7"], ["--peer", "host:8"]):
         assert cli.main(["doctor", *words]) == 0
-        assert capsys.readouterr().out.split() == ["ok", "a", "b"]
+        assert capsys.readouterr().out.splitlines() == [
+            "ok      a                b",
+            "1 checks: 1 ok, 0 slower, 0 broken",
+        ]
     assert [given[:2] for given in met] == [(7, None), (None, "host:8")]
 
 

@@ -169,12 +169,14 @@ def test_the_doctor_tells_what_it_found(capsys: pytest.CaptureFixture[str]) -> N
     from rdmatensor import cli
 
     assert cli.main(["doctor", "--json"]) == 0
-    findings = {found["subject"]: found for found in json.loads(capsys.readouterr().out)}
+    findings = {
+        found["subject"]: found for found in json.loads(capsys.readouterr().out)["findings"]
+    }
     assert rdmatensor.__version__ in findings["version"]["text"]
     assert findings["shm"]["level"] == findings["tcp"]["level"] == "ok"
     assert "not used" in findings["verbs"]["text"]
     assert cli.main(["settings"]) == 0
-    assert "RDMATENSOR_TIMEOUT_S=300.0" in capsys.readouterr().out
+    assert "RDMATENSOR_TIMEOUT_S=300\n" in capsys.readouterr().out
 
 
 def test_the_doctor_fails_on_a_setting_that_is_wrong(

@@ -176,8 +176,9 @@ shm_explain(const struct rdti_lane *lane, char *buf, size_t cap)
         mapped_bytes += l->segments.table[i].len_bytes;
     }
     rdti_shm_unlock(&l->tx_lock);
-    (void)snprintf(buf, cap, "same host, process %u, %u arena segments mapped (%llu bytes), %s",
-                   l->process.pid, mapped, (unsigned long long)mapped_bytes,
+    (void)snprintf(buf, cap, "same host, process %u, %llu MiB of its arena mapped in %u part%s, %s",
+                   l->process.pid, (unsigned long long)(mapped_bytes >> 20), mapped,
+                   mapped == 1 ? "" : "s",
                    atomic_load_explicit(&l->process.is_permitted, memory_order_relaxed)
                        ? "private memory by process_vm_writev"
                        : "private memory not permitted");
