@@ -6,6 +6,7 @@ exec </dev/null # nothing here asks questions
 ROOT="$PWD"
 VENV="$ROOT/.venv"
 LOGS="$ROOT/build/logs"
+TELL_S=10 # between two lines of progress
 mkdir -p "$LOGS"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore
 export CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"
@@ -54,6 +55,30 @@ read_cpu_s() {
     rm -f "$file"
 }
 
+# telling NAME COMMAND...: as logged, and every ten seconds the log's last line, with the seconds so
+# far: what a download, an installation or a build is at.
+telling() {
+    local status=0 began="$SECONDS" teller
+    tell_of "$LOGS/$1.log" &
+    teller=$!
+    logged "$@" || status=$?
+    kill "$teller" 2>/dev/null || true
+    wait "$teller" 2>/dev/null || true
+    ((status != 0)) || printf '   %3d s  done\n' $((SECONDS - began))
+    return "$status"
+}
+
+tell_of() {
+    local began="$SECONDS"
+    trap 'kill $! 2>/dev/null; exit' TERM
+    while true; do
+        sleep "$TELL_S" &>/dev/null &
+        wait $!
+        printf '   %3d s  %s\n' $((SECONDS - began)) "$(tr '\r' '\n' <"$1" | grep -v '^ *$' |
+            tail -n 1 | sed -e 's/^ *//' | cut -c 1-86)"
+    done
+}
+
 install_packages() {
     local sudo=()
     if ((EUID != 0)); then
@@ -61,7 +86,7 @@ install_packages() {
         sudo=(sudo -n)
     fi
     say "installing Debian packages: $*"
-    logged apt-update "${sudo[@]}" apt-get -q update
-    logged apt-install "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
+    telling apt-update "${sudo[@]}" apt-get -q update
+    telling apt-install "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
         apt-get -q -y --no-install-recommends install "$@"
 }

@@ -55,15 +55,22 @@ environment_hash() {
 }
 
 # All that the compiled part depends on. A new .py file is not among it: Python finds it itself.
+# build_hash ON|OFF: whether warnings are errors.
 build_hash() {
     {
         environment_hash
         installed 'torch-*'
         grep '^version' "$VENV/pyvenv.cfg"
-        echo "werror=$WERROR"
+        echo "werror=$1"
         find csrc cmake CMakeLists.txt pyproject.toml rdmatensor/_native/ffi_build.py \
             -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
     } | sha256sum
+}
+
+# What was built with warnings as errors is the same without.
+is_built() {
+    installed "rdmatensor-*" >/dev/null || return 1
+    stamp_matches build "$(build_hash ON)" || stamp_matches build "$(build_hash "$WERROR")"
 }
 
 make_environment() {
@@ -71,23 +78,27 @@ make_environment() {
     if [[ ! -x "$VENV/bin/python" ]]; then
         python="$(find_python)" || die "no Python 3.10 or later; set PYTHON="
         say "making .venv with $python"
-        logged venv "$python" -m venv "$VENV"
+        telling venv "$python" -m venv "$VENV"
     fi
-    say "installing torch $TORCH_VERSION and the tools of ci/requirements.txt"
-    logged pip-torch "$VENV/bin/python" -m pip install "torch==$TORCH_VERSION"
-    logged pip-tools "$VENV/bin/python" -m pip install -r ci/requirements.txt
+    say "installing torch $TORCH_VERSION (a download of some 200 MB)"
+    telling pip-torch "$VENV/bin/python" -m pip install "torch==$TORCH_VERSION"
+    say "installing the tools of ci/requirements.txt"
+    telling pip-tools "$VENV/bin/python" -m pip install -r ci/requirements.txt
 }
 
 build_package() {
-    say "building and installing rdmatensor (log: build/logs/build.log)"
-    PATH="$VENV/bin:$PATH" logged build "$VENV/bin/python" -m pip install -v \
+    say "building and installing rdmatensor: a minute or two (log: build/logs/build.log)"
+    PATH="$VENV/bin:$PATH" telling build "$VENV/bin/python" -m pip install -v \
         --no-build-isolation --no-deps --config-settings=cmake.define.RDMATENSOR_WERROR="$WERROR" \
         --editable .
 }
 
 ! command -v git >/dev/null || bash ci/hooks/install.sh
 exec 9>"$ROOT/build/setup.lock"
-flock -w "$LOCK_WAIT_S" 9 || die "another set-up has held build/setup.lock for $LOCK_WAIT_S s"
+flock -n 9 || {
+    say "waiting for another set-up of this clone to end, at most $((LOCK_WAIT_S / 60)) minutes"
+    flock -w "$LOCK_WAIT_S" 9
+} || die "another set-up has held build/setup.lock for $LOCK_WAIT_S s"
 
 mapfile -t packages < <(missing_packages | tr ' ' '\n')
 ((${#packages[@]} == 0)) || install_packages "${packages[@]}"
@@ -97,8 +108,7 @@ if ! stamp_matches environment "$wanted" || ! installed "torch-$TORCH_VERSION*" 
     make_environment
     write_stamp environment "$wanted"
 fi
-wanted="$(build_hash)"
-if ! stamp_matches build "$wanted" || ! installed "rdmatensor-*" >/dev/null; then
+if ! is_built; then
     build_package
-    write_stamp build "$wanted"
+    write_stamp build "$(build_hash "$WERROR")"
 fi
