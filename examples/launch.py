@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 
 # Every process of a run inherits this variable: torchrun puts its workers into sessions of
 # their own, so neither a process group nor a parent tells them apart from other people's.
@@ -23,40 +24,58 @@ class RunFailed(Exception):
     """A run that did not come to a good end; the message says which end."""
 
 
-def torchrun(
-    script: Path,
-    arguments: Sequence[str],
-    *,
-    ranks: int,
-    environment: Mapping[str, str],
-    timeout_s: float,
-) -> None:
-    """Run script on that many ranks of this host; raises RunFailed unless all exit with 0.
+class Torchrun:
+    """A script on several ranks of this host; none of its processes is alive after the block.
 
-    environment is the whole environment of the ranks. Output goes where ours goes. When
-    this returns or raises, no process of the run is alive.
+    environment is the whole environment of the ranks. Output goes where ours goes.
     """
-    token = uuid.uuid4().hex
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run"),
-        # A rendezvous on a port that the kernel chooses, so two demos can run side by side.
-        *("--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(ranks)),
-        str(script),
-        *arguments,
-    ]
-    agent = subprocess.Popen(command, env={**environment, TOKEN_VARIABLE: token})
-    try:
+
+    def __init__(
+        self, script: Path, arguments: Sequence[str], *, ranks: int, environment: Mapping[str, str]
+    ) -> None:
+        self.token = uuid.uuid4().hex
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            # A rendezvous on a port that the kernel chooses, so two demos can run side by side.
+            *("--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(ranks)),
+            str(script),
+            *arguments,
+        ]
+        self._agent = subprocess.Popen(command, env={**environment, TOKEN_VARIABLE: self.token})
+
+    def __enter__(self) -> Torchrun:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _end(self._agent, self.token)
+
+    def check(self) -> None:
+        """Raise RunFailed if it ended already, and badly."""
+        code = self._agent.poll()
+        if code:
+            raise RunFailed(f"torchrun exited with {code}")
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait for the end; raises RunFailed unless all ranks exit with 0 in time."""
         try:
-            code = agent.wait(timeout=timeout_s)
+            code = self._agent.wait(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            ended = _end(agent, token)
+            ended = _end(self._agent, self.token)
             raise RunFailed(f"no end after {timeout_s:.0f} s; ended {ended} processes") from None
-    finally:
-        left = _end(agent, token)
-    if code != 0:
-        raise RunFailed(f"torchrun exited with {code}")
-    if left:
-        raise RunFailed(f"{left} processes outlived torchrun; they have been ended")
+        left = _end(self._agent, self.token)
+        if code != 0:
+            raise RunFailed(f"torchrun exited with {code}")
+        if left:
+            raise RunFailed(f"{left} processes outlived torchrun; they have been ended")
+
+    def pids(self) -> list[int]:
+        """Return its living processes."""
+        return _processes(self.token)
 
 
 def _end(agent: subprocess.Popen[bytes], token: str) -> int:

@@ -1,4 +1,4 @@
-"""The two models of the demo, without buffers: all their traffic is gradients."""
+"""The models of the demo, without buffers: all their traffic is gradients."""
 
 from __future__ import annotations
 
@@ -22,6 +22,29 @@ class DigitNet(nn.Module):
             nn.Linear(64 * 4 * 4, 128),
             nn.ReLU(),
             nn.Linear(128, 10),
+        )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.layers(images)
+        return logits
+
+
+class WidePerceptron(nn.Module):
+    """Three layers: (N, 1, 8, 8) images to (N, 10) logits; 17.1 million parameters, 68 MB.
+
+    Many weights for the arithmetic of a step: communication is a large part of the step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = 4096
+        self.layers = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(64, width),
+            nn.ReLU(),
+            nn.Linear(width, width),
+            nn.ReLU(),
+            nn.Linear(width, 10),
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from report import Run
-from results import WARM_UP_STEPS
+from results import WARM_UP_STEPS_A_TURN
 
 # Okabe and Ito's palette: told apart with any colour vision.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7")
@@ -24,22 +24,26 @@ ALPHAS = (1.0, 0.9, 0.35, 0.25)
 MEDIAN_STEPS = 9
 
 
-def save_plot(runs: Sequence[Run], path: Path) -> None:
+def save_plot(runs: Sequence[Run], load: str, path: Path) -> None:
     """Write a PNG with one column a model: its losses above, its step times below."""
     models = [model.model for model in runs[0].result.models]
     figure, grid = plt.subplots(
-        2, len(models), figsize=(6.2 * len(models), 7.6), squeeze=False, layout="constrained"
+        2, len(models), figsize=(5.0 * len(models), 7.6), squeeze=False, layout="constrained"
     )
     for column, name in enumerate(models):
         _losses(grid[0, column], runs, column)
-        grid[0, column].set_title(name, fontweight="bold")
+        megabytes = runs[0].result.models[column].gradient_mb()
+        grid[0, column].set_title(f"{name}, {megabytes:.1f} MB of gradients", fontweight="bold")
         _step_times(grid[1, column], runs, column)
     for axes in grid.flat:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25, linewidth=0.6)
         axes.set_xlim(left=0)
     ranks = runs[0].result.world_size
-    figure.suptitle(f"DistributedDataParallel on {ranks} ranks: the same training, run by run")
+    figure.suptitle(
+        f"The same training on {ranks} ranks, DistributedDataParallel, over each backend\n{load}",
+        fontsize="medium",
+    )
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -73,14 +77,13 @@ def _step_times(axes: Axes, runs: Sequence[Run], column: int) -> None:
         step_ms = [1e3 * seconds for seconds in model.step_s]
         colour = COLOURS[index % len(COLOURS)]
         axes.plot(step_ms, ".", color=colour, markersize=3, alpha=0.35)
-        label = f"{run.label}: {model.steps_per_s():.0f} steps/s, comm {model.comm_ms():.2f} ms"
+        label = f"{run.label}: {model.step_ms():.1f} ms, communication {model.comm_ms():.2f} ms"
         axes.plot(_running_median(step_ms), color=colour, linewidth=1.8, label=label)
         highest = max(highest, sorted(step_ms)[int(0.97 * (len(step_ms) - 1))])
-    axes.axvspan(0, WARM_UP_STEPS, color="0.5", alpha=0.12, linewidth=0)
-    axes.set_xlabel(
-        f"step (dots: single steps; lines: running median of {MEDIAN_STEPS}; grey: warm-up)"
-    )
-    axes.set_ylabel("step time (ms)")
+    for begin in model.turn_begins:
+        axes.axvspan(begin, begin + WARM_UP_STEPS_A_TURN, color="0.5", alpha=0.12, linewidth=0)
+    axes.set_xlabel("step (lines: running median; grey: first of a turn, not counted)")
+    axes.set_ylabel("time of a step (ms)")
     # A rare slow step would flatten all the others; the room above is for the legend.
     axes.set_ylim(0, 1.6 * highest)
     axes.legend(frameon=False, loc="upper right")

@@ -1,26 +1,27 @@
-"""Judges the runs of the demo against the Gloo run, and prints the table."""
+"""Judges the runs of the demo against the Gloo run, and prints the table.
+
+Tolerance 0: the loss of every step and the final weights must equal Gloo's bit for bit. With two
+ranks each gradient is one sum of two floats, which has the same rounding in either order, and
+halving is exact; all else is the same code on the same data with the same seed and one thread.
+(Three or more ranks would need a tolerance: a + b + c depends on the order.)
+"""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
+from load import Load
 from results import WARM_UP_STEPS, ModelResult, RunResult
 
-TOLERANCE_REASON = (
-    "Tolerance 0: the loss of every step and the final weights must equal Gloo's bit for bit.\n"
-    "With two ranks each gradient is one sum of two floats, which has the same rounding in\n"
-    "either order, and halving is exact; all else is the same code on the same data with the\n"
-    "same seed and one thread. (Three or more ranks would need a tolerance: a + b + c depends\n"
-    "on the order.)"
-)
+RANKS = 2
 TIME_MEANING = (
-    "steps/s: by the median step, fetching the batch included.\n"
-    "comm: exposed communication a step, median: from the last rank's gradients being ready\n"
-    "  to loss.backward() returning on the last rank, plus the same for the loss all-reduce.\n"
-    "comm+wait: what a rank spends in there, waiting for a slower rank included.\n"
-    f"The first {WARM_UP_STEPS} steps of each model are left out."
+    "ms/step: median, fetching the batch included. comm: its communication that no computation\n"
+    "hides, without the wait for a slower rank. time, Gloo = 1: step time over Gloo's in the same\n"
+    "round of turns, mean (least to most); below 1 is faster than Gloo."
 )
 
 
@@ -87,67 +88,74 @@ def _curve_problems(model: ModelResult, expected: ModelResult) -> list[str]:
     if len(model.losses) != len(expected.losses):
         found.append(f"{len(model.losses)} steps, the reference has {len(expected.losses)}")
     pairs = list(zip(model.losses, expected.losses, strict=False))
-    unequal = [step for step, (ours, theirs) in enumerate(pairs) if ours != theirs]
+    unequal = [step for step, (own, other) in enumerate(pairs) if own != other]
     if unequal:
-        ours, theirs = pairs[unequal[0]]
+        own, other = pairs[unequal[0]]
         worst = max(abs(a - b) for a, b in pairs)
         found.append(
             f"{len(unequal)} of {len(pairs)} losses differ, first at step {unequal[0]}: "
-            f"{ours!r} against {theirs!r}; largest difference {worst:.3g}"
+            f"{own!r} against {other!r}; largest difference {worst:.3g}"
         )
     if model.weights_sha256 != expected.weights_sha256:
         found.append("the final weights differ from the reference")
     return found
 
 
+def timing_table(runs: Sequence[Run], reference: Run) -> str:
+    """One row a model and run: milliseconds of a step and of its communication."""
+    rows = [("model", "gradients", "backend", "ms/step", "comm", "time, Gloo = 1")]
+    for index, model in enumerate(reference.result.models):
+        for number, run in enumerate(runs):
+            row = run.result.models[index]
+            rows.append(
+                (
+                    "" if number else model.model,
+                    "" if number else f"{model.gradient_mb():.1f} MB",
+                    run.label,
+                    f"{row.step_ms():.1f}",
+                    f"{row.comm_ms():.2f}",
+                    "1" if run is reference else _relative(row, model),
+                )
+            )
+    return _aligned(rows, left_columns=3)
+
+
+def _relative(row: ModelResult, reference: ModelResult) -> str:
+    """Turn by turn: both of a round met about the same machine."""
+    ratios = [
+        own / gloo for own, gloo in zip(row.turn_step_ms(), reference.turn_step_ms(), strict=False)
+    ]
+    if not ratios:
+        return "too few steps"
+    return f"{fmean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
 def comparison(runs: Sequence[Run], reference: Run) -> str:
-    """What was compared with what, model by model."""
+    """What the runs have in common, model by model, and the path of each."""
     lines = []
     for index, model in enumerate(reference.result.models):
         others = [run.result.models[index] for run in runs if run is not reference]
         equal = sum(other.losses == model.losses for other in others)
+        sign = "above" if model.is_higher_better else "below"
         lines.append(
-            f"{model.model} ({model.parameters:,} parameters, {len(model.losses)} steps): "
-            f"loss {model.losses[0]:.4f} -> {model.losses[-1]:.4f}; "
-            f"{equal} of {len(others)} curves equal {reference.label}'s in every step"
+            f"{model.model}: {len(model.losses)} steps, loss {model.losses[0]:.2f} -> "
+            f"{model.losses[-1]:.2f}, the same in every step in {equal + 1} of {len(runs)} runs; "
+            f"{model.score_name} {model.score:.2f} (must be {sign} {model.score_limit:.2f})"
         )
-        sign = ">" if model.is_higher_better else "<"
-        lines.append(
-            f"  {model.score_name}: {model.score:.3f} (must be {sign} {model.score_limit:.3f})"
-        )
+    ways = (f"{run.label} {'/'.join(sorted({p.path for p in run.result.paths}))}" for run in runs)
+    lines.append(f"path between the ranks: {', '.join(ways)}")
     return "\n".join(lines)
 
 
-def timing_table(runs: Sequence[Run]) -> str:
-    """One row a model and run: steps/s and milliseconds of communication a step."""
-    header = ("model", "backend", "steps/s", "comm ms/step", "of step", "comm+wait ms/step")
-    rows = [header]
-    for index, model in enumerate(runs[0].result.models):
-        for run in runs:
-            row = run.result.models[index]
-            share = 1e-3 * row.comm_ms() * row.steps_per_s()
-            rows.append(
-                (
-                    model.model,
-                    run.label,
-                    f"{row.steps_per_s():.1f}",
-                    f"{row.comm_ms():.2f}",
-                    f"{100 * share:.1f} %",
-                    f"{row.comm_and_wait_ms():.2f}",
-                )
-            )
-    return _aligned(rows, left_columns=2)
-
-
-def path_table(runs: Sequence[Run]) -> str:
-    """One row for each direction between two ranks, in each run."""
-    rows = [("backend", "peer pair", "path", "reason")]
-    for run in runs:
-        rows += [
-            (run.label, f"{path.rank} -> {path.peer}", path.path, path.reason)
-            for path in run.result.paths
-        ]
-    return _aligned(rows, left_columns=4)
+def load_words(load: Load) -> str:
+    """How much of the machine others use, and what follows from it."""
+    cores = len(os.sched_getaffinity(0))
+    words = f"machine: {cores} cores, of which other processes use {load.cores():.2f}"
+    if cores < RANKS:
+        words += f": fewer cores than ranks ({RANKS}), so the times say little"
+    if load.is_busy():
+        words += ": BUSY, so the times say little (the checks of the training are not affected)"
+    return words
 
 
 def _aligned(rows: Sequence[Sequence[str]], *, left_columns: int) -> str:

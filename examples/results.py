@@ -21,8 +21,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
 
-# The first steps start the loader's workers and let DDP rebuild its buckets.
+# The first steps start the loader's workers and let DDP rebuild its buckets; after the turn of
+# another run, caches are cold and threads asleep.
 WARM_UP_STEPS = 5
+WARM_UP_STEPS_A_TURN = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class ModelResult:
 
     model: str
     parameters: int
+    turn_begins: list[int]  # the first step of each turn
     losses: list[float]  # averaged over the ranks
     step_s: list[float]
     comm_s: list[float]
@@ -52,17 +55,35 @@ class ModelResult:
     is_higher_better: bool
     weights_sha256: list[str]  # one entry a rank
 
-    def steps_per_s(self) -> float:
-        """Steps per second by the median step: robust against a busy machine."""
-        return 1.0 / median(self.step_s[WARM_UP_STEPS:])
+    def gradient_mb(self) -> float:
+        """Megabytes of gradients in float32, which each step sums over the ranks."""
+        return self.parameters * 4 / 1e6
+
+    def step_ms(self) -> float:
+        """Median milliseconds of a step."""
+        return 1e3 * median(self._timed(self.step_s))
 
     def comm_ms(self) -> float:
         """Median milliseconds of communication in a step."""
-        return 1e3 * median(self.comm_s[WARM_UP_STEPS:])
+        return 1e3 * median(self._timed(self.comm_s))
 
     def comm_and_wait_ms(self) -> float:
         """Median milliseconds that a rank spends in communication, waiting included."""
-        return 1e3 * median(self.comm_and_wait_s[WARM_UP_STEPS:])
+        return 1e3 * median(self._timed(self.comm_and_wait_s))
+
+    def turn_step_ms(self) -> list[float]:
+        """Median milliseconds of a step in each turn that has steps after its warm-up."""
+        turns = (self._timed(self.step_s, turn) for turn in range(len(self.turn_begins)))
+        return [1e3 * median(steps) for steps in turns if steps]
+
+    def _timed(self, seconds: list[float], turn: int | None = None) -> list[float]:
+        """Without the warm-up; of one turn, or of all."""
+        ends = [*self.turn_begins[1:], len(seconds)]
+        kept: list[float] = []
+        for number, (begin, end) in enumerate(zip(self.turn_begins, ends, strict=True)):
+            if turn in (None, number):
+                kept += seconds[max(begin + WARM_UP_STEPS_A_TURN, WARM_UP_STEPS) : end]
+        return kept
 
 
 @dataclass(frozen=True, slots=True)

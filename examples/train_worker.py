@@ -1,4 +1,4 @@
-"""One rank of the demo: trains both models and, on rank 0, writes the result as JSON.
+"""One rank of the demo: trains the models and, on rank 0, writes the result as JSON.
 
 Started by torchrun (see train.py). Nothing here imports rdmatensor to use it: the package
 registers its backend when torch is imported, and init_process_group() takes it by name.
@@ -10,7 +10,6 @@ import argparse
 import faulthandler
 import hashlib
 import importlib
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from data import CONTEXT_CHARS, Sample, digits, source_text
-from models import CharTransformer, DigitNet
+from models import CharTransformer, DigitNet, WidePerceptron
 from results import (
     ModelResult,
     PeerPath,
@@ -35,15 +34,27 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
-from tqdm import tqdm  # type: ignore[import-untyped]
+from turns import TurnClient
 
 SEED = 7
 GROUP_TIMEOUT = timedelta(seconds=30)
-BATCH_PER_RANK = 16
-# Small enough that the transformer's 1.7 MB leave in several pieces while backward still runs.
-BUCKET_MIB = 1
 REQUIRED_ACCURACY = 0.9
+WIDE_ACCURACY = 0.8  # after few steps, as they are long; guesses have 0.1
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much of each task."""
+
+    digit_epochs: int
+    text_epochs: int
+    text_chars: int
+    wide_epochs: int
+
+
+FULL = Size(digit_epochs=3, text_epochs=3, text_chars=60_000, wide_epochs=6)
+QUICK = Size(digit_epochs=2, text_epochs=1, text_chars=50_000, wide_epochs=4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +65,14 @@ class Task:
     build: Callable[[], nn.Module]
     train: Dataset[Sample]
     held_out: Dataset[Sample]
-    learning_rate: float
     score_name: str
     score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # sum over the batch, float64
     score_limit: float
     is_higher_better: bool
+    optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
+    turns: int  # one epoch each
+    batch: int  # of each rank
+    bucket_mib: int
 
 
 class GradientClock:
@@ -79,42 +93,6 @@ class GradientClock:
         self.ready_ns = time.monotonic_ns()
 
 
-class Progress:
-    """A tqdm bar on a terminal, one line per epoch into a file; silent but on rank 0."""
-
-    def __init__(self, task: Task, *, epochs: int, steps: int) -> None:
-        self._is_shown = dist.get_rank() == 0
-        self._name = task.name
-        self._epochs = epochs
-        self._started_s = time.monotonic()
-        is_tty = sys.stderr.isatty()
-        self._has_lines = self._is_shown and not is_tty
-        self._bar = tqdm(
-            total=steps,
-            desc=task.name,
-            unit="step",
-            dynamic_ncols=True,
-            disable=not (self._is_shown and is_tty),
-        )
-
-    def step(self, loss: float) -> None:
-        self._bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
-        self._bar.update()
-
-    def epoch(self, number: int, step: int, loss: float) -> None:
-        if self._has_lines:
-            seconds = time.monotonic() - self._started_s
-            print(
-                f"  {self._name}: epoch {number + 1}/{self._epochs}, step {step}, "
-                f"loss {loss:.3f}, {seconds:.1f} s",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    def close(self) -> None:
-        self._bar.close()
-
-
 def correct_answers(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return (logits.argmax(dim=-1) == labels).sum(dtype=torch.float64)
 
@@ -124,39 +102,68 @@ def summed_nats(logits: torch.Tensor, symbols: torch.Tensor) -> torch.Tensor:
     return nats.sum(dtype=torch.float64)
 
 
-def tasks(max_text_chars: int) -> Iterator[Task]:
-    """Yield the two tasks, each loading its data when its turn comes."""
+def adam(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=2e-3)
+
+
+def sgd(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def tasks(size: Size) -> Iterator[Task]:
+    """Yield the tasks, each loading its data when its turn comes."""
     train, held_out = digits()
     yield Task(
         name="digits CNN",
         build=DigitNet,
         train=train,
         held_out=held_out,
-        learning_rate=2e-3,
         score_name="accuracy on held-out digits",
         score=correct_answers,
         score_limit=REQUIRED_ACCURACY,
         is_higher_better=True,
+        optimizer=adam,
+        turns=size.digit_epochs,
+        batch=16,
+        bucket_mib=1,
     )
-    text = source_text(max_text_chars)
+    text = source_text(size.text_chars)
     yield Task(
-        name="source-text transformer",
+        name="text transformer",
         build=lambda: CharTransformer(text.vocabulary, CONTEXT_CHARS),
         train=text.train,
         held_out=text.held_out,
-        learning_rate=2e-3,
         score_name="held-out nats per character",
         score=summed_nats,
         score_limit=text.frequency_loss,
         is_higher_better=False,
+        optimizer=adam,
+        turns=size.text_epochs,
+        batch=16,
+        # Small enough that the 1.7 MB leave in several pieces while backward still runs.
+        bucket_mib=1,
+    )
+    yield Task(
+        name="wide perceptron",
+        build=WidePerceptron,
+        train=train,
+        held_out=held_out,
+        score_name="accuracy on held-out digits",
+        score=correct_answers,
+        score_limit=WIDE_ACCURACY,
+        is_higher_better=True,
+        optimizer=sgd,
+        turns=size.wide_epochs,
+        batch=64,
+        bucket_mib=25,  # DistributedDataParallel's default
     )
 
 
-def loader(dataset: Dataset[Sample], sampler: DistributedSampler[Sample]) -> DataLoader[Sample]:
+def loader(task: Task, sampler: DistributedSampler[Sample]) -> DataLoader[Sample]:
     """Batches by two forked workers; they are forked while the process group is alive."""
     return DataLoader(
-        dataset,
-        batch_size=BATCH_PER_RANK,
+        task.train,
+        batch_size=task.batch,
         sampler=sampler,
         drop_last=True,
         num_workers=2,
@@ -166,60 +173,78 @@ def loader(dataset: Dataset[Sample], sampler: DistributedSampler[Sample]) -> Dat
     )
 
 
-def train(task: Task, *, epochs: int) -> ModelResult:
-    torch.manual_seed(SEED)
-    bare = task.build()
-    clock = GradientClock(bare)
-    model = DistributedDataParallel(bare, bucket_cap_mb=BUCKET_MIB, gradient_as_bucket_view=True)
-    optimizer = torch.optim.Adam(model.parameters(), lr=task.learning_rate)
-    sampler: DistributedSampler[Sample] = DistributedSampler(task.train, seed=SEED, drop_last=True)
-    batches = loader(task.train, sampler)
-    progress = Progress(task, epochs=epochs, steps=epochs * len(batches))
-    losses: list[float] = []
-    marks: list[StepMarks] = []
+class Training:
+    """A model in training: its losses, and the moments of its steps."""
 
-    for epoch in range(epochs):
-        sampler.set_epoch(epoch)
+    def __init__(self, task: Task) -> None:
+        torch.manual_seed(SEED)
+        self.bare = task.build()
+        self._clock = GradientClock(self.bare)
+        self._model = DistributedDataParallel(
+            self.bare, bucket_cap_mb=task.bucket_mib, gradient_as_bucket_view=True
+        )
+        self._optimizer = task.optimizer(self.bare.parameters())
+        self._sampler: DistributedSampler[Sample] = DistributedSampler(
+            task.train, seed=SEED, drop_last=True
+        )
+        self._batches = loader(task, self._sampler)
+        self.losses: list[float] = []
+        self.marks: list[StepMarks] = []
+
+    def epoch(self, number: int) -> None:
+        self._sampler.set_epoch(number)
         start_ns = time.monotonic_ns()
-        for inputs, targets in batches:
-            optimizer.zero_grad()
-            outputs = model(inputs)
-            loss = functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
-            loss.backward()  # type: ignore[no-untyped-call]
-            backward_end_ns = time.monotonic_ns()
-            optimizer.step()
+        for inputs, targets in self._batches:
+            start_ns = self._step(inputs, targets, start_ns)
 
-            mean_loss = loss.detach()
-            loss_begin_ns = time.monotonic_ns()
-            dist.all_reduce(mean_loss)
-            end_ns = time.monotonic_ns()
-            losses.append(float(mean_loss) / dist.get_world_size())
-            marks.append(
-                StepMarks(start_ns, clock.ready_ns, backward_end_ns, loss_begin_ns, end_ns)
-            )
-            progress.step(losses[-1])
-            start_ns = end_ns
-        progress.epoch(epoch, len(losses), losses[-1])
-    progress.close()
-    return summarize(task, bare, losses, marks)
+    def _step(self, inputs: torch.Tensor, targets: torch.Tensor, start_ns: int) -> int:
+        """Train on one batch; returns the moment of its end."""
+        self._optimizer.zero_grad()
+        outputs = self._model(inputs)
+        loss = functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
+        backward_end_ns = time.monotonic_ns()
+        self._optimizer.step()
+
+        mean_loss = loss.detach()
+        loss_begin_ns = time.monotonic_ns()
+        dist.all_reduce(mean_loss)
+        end_ns = time.monotonic_ns()
+        self.losses.append(float(mean_loss) / dist.get_world_size())
+        self.marks.append(
+            StepMarks(start_ns, self._clock.ready_ns, backward_end_ns, loss_begin_ns, end_ns)
+        )
+        return end_ns
 
 
-def summarize(
-    task: Task, model: nn.Module, losses: list[float], marks: list[StepMarks]
-) -> ModelResult:
-    by_step = list(zip(*gather(marks), strict=True))
+def train(task: Task, turns: TurnClient) -> ModelResult:
+    """Train an epoch in each turn; the first turn begins with making the model."""
+    turns.wait(task.name, 1, task.turns)
+    training = Training(task)
+    turn_begins = []
+    for epoch in range(task.turns):
+        if epoch > 0:
+            turns.wait(task.name, epoch + 1, task.turns)
+        turn_begins.append(len(training.losses))
+        training.epoch(epoch)
+    return summarize(task, training, turn_begins)
+
+
+def summarize(task: Task, training: Training, turn_begins: list[int]) -> ModelResult:
+    by_step = list(zip(*gather(training.marks), strict=True))
     return ModelResult(
         model=task.name,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        losses=losses,
+        parameters=sum(parameter.numel() for parameter in training.bare.parameters()),
+        turn_begins=turn_begins,
+        losses=training.losses,
         step_s=[step_seconds(ranks) for ranks in by_step],
         comm_s=[communication_seconds(ranks) for ranks in by_step],
         comm_and_wait_s=[communication_and_wait_seconds(ranks) for ranks in by_step],
         score_name=task.score_name,
-        score=held_out_score(task, model),
+        score=held_out_score(task, training.bare),
         score_limit=task.score_limit,
         is_higher_better=task.is_higher_better,
-        weights_sha256=gather(weights_digest(model)),
+        weights_sha256=gather(weights_digest(training.bare)),
     )
 
 
@@ -258,7 +283,7 @@ def peer_paths(backend: str) -> list[PeerPath]:
     me = dist.get_rank()
     if backend != "rdmatensor":
         others = (rank for rank in range(dist.get_world_size()) if rank != me)
-        return [PeerPath(me, rank, f"tcp ({backend.title()})", "") for rank in others]
+        return [PeerPath(me, rank, "tcp", f"all that {backend.title()} has") for rank in others]
     described = importlib.import_module("rdmatensor").describe()
     return [
         PeerPath(me, int(peer["rank"]), str(peer["path"]), str(peer["reason"]))
@@ -270,8 +295,9 @@ def peer_paths(backend: str) -> list[PeerPath]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", required=True)
-    parser.add_argument("--epochs", type=int, required=True)
-    parser.add_argument("--max-text-chars", type=int, required=True)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--turns", required=True, help="address of the server of turns")
+    parser.add_argument("--label", required=True, help="this run's name there")
     parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--dump-at-s", type=float, required=True, help="on CLOCK_MONOTONIC")
     args = parser.parse_args()
@@ -284,13 +310,15 @@ def main() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
     dist.init_process_group(args.backend, timeout=GROUP_TIMEOUT)
-    models = [train(task, epochs=args.epochs) for task in tasks(args.max_text_chars)]
+    turns = TurnClient(args.turns, args.label, dist.get_rank())
+    models = [train(task, turns) for task in tasks(QUICK if args.quick else FULL)]
     backend = dist.get_backend()
     paths = [path for rank in gather(peer_paths(backend)) for path in rank]
     if dist.get_rank() == 0:
         RunResult(backend, dist.get_world_size(), models, paths).save(args.result)
     dist.barrier()
     dist.destroy_process_group()
+    turns.close()
     faulthandler.cancel_dump_traceback_later()
 
 
