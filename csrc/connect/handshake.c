@@ -482,29 +482,29 @@ rdti_handshake_accept(rdt_context *ctx, int fd, bool is_unix,
 }
 
 static rdt_status
-handshake_open_socket(struct rdti_handshake *hs, const struct rdti_place *place,
+handshake_open_socket(struct rdti_handshake *hs, const struct rdti_contact *contact,
                       struct rdt_error *err)
 {
-    const int fd = socket(place->addr.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const int fd = socket(contact->addr.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
     if (fd < 0)
-        return rdti_error_set(err, RDT_EDEVICE, errno, "%s: socket", place->text);
+        return rdti_error_set(err, RDT_EDEVICE, errno, "%s: socket", contact->text);
     hs->result.fd = fd;
     (void)rdti_fork_close_add(fd);
-    if (!place->is_unix)
+    if (!contact->is_unix)
         handshake_set_nodelay(fd);
-    if (connect(fd, (const struct sockaddr *)&place->addr, place->addr_bytes) != 0 &&
+    if (connect(fd, (const struct sockaddr *)&contact->addr, contact->addr_bytes) != 0 &&
         errno != EINPROGRESS) {
         const int sys_errno = errno; /* EAGAIN: a Unix socket's backlog is full */
         return rdti_error_set(err, sys_errno == EAGAIN ? RDT_EAGAIN : RDT_EPEER, sys_errno,
-                              "%s: connect", place->text);
+                              "%s: connect", contact->text);
     }
     return rdti_engine_watch(hs->ctx->engine, fd, EPOLLOUT, handshake_on_socket, hs, &hs->watch,
                              err);
 }
 
 rdt_status
-rdti_handshake_connect(rdt_context *ctx, const struct rdti_place *place,
+rdti_handshake_connect(rdt_context *ctx, const struct rdti_contact *contact,
                        const struct rdti_hello *hello, const struct rdti_job *job,
                        uint64_t deadline_ns, const struct rdti_handshake_events *events, void *arg,
                        struct rdti_handshake **out, struct rdt_error *err)
@@ -520,19 +520,19 @@ rdti_handshake_connect(rdt_context *ctx, const struct rdti_place *place,
     hs->state = CONNECTING;
     hs->deadline_ns = deadline_ns;
     hs->result.fd = -1;
-    hs->result.is_unix = place->is_unix;
+    hs->result.is_unix = contact->is_unix;
     hs->result.is_connector = true;
     hs->result.hello = *hello;
-    hs->result.peer = place->addr;
-    hs->result.peer_bytes = place->addr_bytes;
-    rdti_text_copy(hs->place, sizeof(hs->place), place->text);
+    hs->result.peer = contact->addr;
+    hs->result.peer_bytes = contact->addr_bytes;
+    rdti_text_copy(hs->place, sizeof(hs->place), contact->text);
     rdti_list_append(rdti_listener_handshakes(ctx->listener), &hs->link);
-    const rdt_status status = handshake_open_socket(hs, place, err);
+    const rdt_status status = handshake_open_socket(hs, contact, err);
     if (status != RDT_OK) {
         handshake_dispose(hs);
         return status;
     }
-    if (place->is_unix)
+    if (contact->is_unix)
         handshake_describe_peer(hs, &hs->result.peer, true);
     *out = hs;
     return RDT_OK;

@@ -40,7 +40,7 @@ struct rdti_authenticated {
 };
 
 /* One address to try: an abstract Unix name or a socket address. */
-struct rdti_place {
+struct rdti_contact {
     bool is_unix;
     struct sockaddr_storage addr;
     socklen_t addr_bytes;
@@ -68,7 +68,7 @@ void rdti_handshake_accept(rdt_context *ctx, int fd, bool is_unix,
                            const struct rdti_handshake_events *events, struct rdti_list *table);
 /* Begins to connect; `hello` is complete except for the nonce. The job must outlive the handshake.
  * RDT_EAGAIN: the listener's backlog is full. */
-rdt_status rdti_handshake_connect(rdt_context *ctx, const struct rdti_place *place,
+rdt_status rdti_handshake_connect(rdt_context *ctx, const struct rdti_contact *contact,
                                   const struct rdti_hello *hello, const struct rdti_job *job,
                                   uint64_t deadline_ns, const struct rdti_handshake_events *events,
                                   void *arg, struct rdti_handshake **out, struct rdt_error *err);

@@ -16,13 +16,13 @@
 /* In the inbox: a notification whose bytes were freed before they could be compared. */
 #define RDTI_INBOX_STALE UINT32_C(0xffffffff)
 
-#define RDTI_SETUP_PLACES_MAX (1 + RDTI_BLOB_ADDRS_MAX)
+#define RDTI_SETUP_CONTACTS_MAX (1 + RDTI_BLOB_ADDRS_MAX)
 
 /* What an endpoint needs only until it is READY. */
 struct rdti_setup {
-    struct rdti_place places[RDTI_SETUP_PLACES_MAX];
-    uint32_t place_count;
-    uint32_t next_place;
+    struct rdti_contact contacts[RDTI_SETUP_CONTACTS_MAX];
+    uint32_t contact_count;
+    uint32_t next_contact;
     struct rdti_handshake *handshake; /* own, under way; NULL while none or once authenticated */
     uint64_t begun_ns;
     uint64_t deadline_ns;

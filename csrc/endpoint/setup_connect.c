@@ -24,38 +24,40 @@
 #define UNREACHED_NS UINT64_C(50000000)
 
 static void
-setup_connect_add_unix_place(struct rdti_setup *setup, const struct rdti_blob *blob)
+setup_connect_add_unix_contact(struct rdti_setup *setup, const struct rdti_blob *blob)
 {
-    struct rdti_place *place = &setup->places[setup->place_count++];
-    struct sockaddr_un *addr = (struct sockaddr_un *)(void *)&place->addr;
+    struct rdti_contact *contact = &setup->contacts[setup->contact_count++];
+    struct sockaddr_un *addr = (struct sockaddr_un *)(void *)&contact->addr;
     const size_t name_bytes = strnlen(blob->unix_name, sizeof(blob->unix_name));
 
-    place->is_unix = true;
+    contact->is_unix = true;
     addr->sun_family = AF_UNIX;
     memcpy(addr->sun_path + 1, blob->unix_name, name_bytes);
-    place->addr_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + name_bytes);
-    (void)snprintf(place->text, sizeof(place->text), "shm: Unix socket @%.40s", blob->unix_name);
+    contact->addr_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + name_bytes);
+    (void)snprintf(contact->text, sizeof(contact->text), "shm: Unix socket @%.40s",
+                   blob->unix_name);
 }
 
 static void
-setup_connect_add_tcp_places(struct rdti_setup *setup, const struct rdti_blob *blob,
-                             bool is_maybe_here, bool loopback)
+setup_connect_add_tcp_contacts(struct rdti_setup *setup, const struct rdti_blob *blob,
+                               bool is_maybe_here, bool loopback)
 {
-    for (uint32_t i = 0; i < blob->addr_count && setup->place_count < RDTI_SETUP_PLACES_MAX; i++) {
+    for (uint32_t i = 0; i < blob->addr_count && setup->contact_count < RDTI_SETUP_CONTACTS_MAX;
+         i++) {
         const struct rdti_blob_addr *addr = &blob->addrs[i];
         /* Another host's loopback address leads to this process's own host. */
         if ((addr->is_loopback != 0) != loopback || (loopback && !is_maybe_here))
             continue;
-        struct rdti_place *place = &setup->places[setup->place_count++];
+        struct rdti_contact *contact = &setup->contacts[setup->contact_count++];
         char text[80];
-        place->addr_bytes = rdti_sockaddr_from_blob(addr, &place->addr);
-        rdti_sockaddr_text((const struct sockaddr *)&place->addr, text, sizeof(text));
-        (void)snprintf(place->text, sizeof(place->text), "tcp: %s", text);
+        contact->addr_bytes = rdti_sockaddr_from_blob(addr, &contact->addr);
+        rdti_sockaddr_text((const struct sockaddr *)&contact->addr, text, sizeof(text));
+        (void)snprintf(contact->text, sizeof(contact->text), "tcp: %s", text);
     }
 }
 
 static void
-setup_connect_list_places(rdt_endpoint *ep, const struct rdti_blob *blob)
+setup_connect_list_contacts(rdt_endpoint *ep, const struct rdti_blob *blob)
 {
     const rdt_context *ctx = ep->ctx;
     const uint32_t force = ctx->opts.force_transport;
@@ -73,18 +75,18 @@ setup_connect_list_places(rdt_endpoint *ep, const struct rdti_blob *blob)
     else if (blob->unix_name[0] == '\0')
         rdti_path_note(ep, "the peer offers no shared memory");
     else
-        setup_connect_add_unix_place(ep->setup, blob);
+        setup_connect_add_unix_contact(ep->setup, blob);
     if (force == RDT_TRANSPORT_SHM)
         return;
     /* On one host loopback is the fastest path; the "other host" of a test is this one. */
-    setup_connect_add_tcp_places(ep->setup, blob, is_maybe_here || is_test, true);
-    setup_connect_add_tcp_places(ep->setup, blob, is_maybe_here || is_test, false);
+    setup_connect_add_tcp_contacts(ep->setup, blob, is_maybe_here || is_test, true);
+    setup_connect_add_tcp_contacts(ep->setup, blob, is_maybe_here || is_test, false);
 }
 
 void
 rdti_path_retry(rdt_endpoint *ep, uint64_t after_ns)
 {
-    ep->setup->next_place = 0;
+    ep->setup->next_contact = 0;
     ep->setup->last_error = (struct rdt_error){0}; /* a shortage may be over the next time */
     ep->setup->retry_ns = rdti_deadline_after(after_ns);
     rdti_engine_hurry(ep->ctx->engine, rdti_path_tick, ep->ctx, ep->setup->retry_ns);
@@ -138,7 +140,7 @@ rdti_path_attempt_failed(rdt_endpoint *ep, const struct rdt_error *err)
 }
 
 static void
-setup_connect_out_of_places(rdt_endpoint *ep)
+setup_connect_out_of_contacts(rdt_endpoint *ep)
 {
     struct rdti_setup *setup = ep->setup;
     struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
@@ -190,13 +192,13 @@ rdti_path_try_next(rdt_endpoint *ep)
     struct rdti_setup *setup = ep->setup;
     struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
 
-    while (setup->next_place < setup->place_count) {
-        const struct rdti_place *place = &setup->places[setup->next_place++];
+    while (setup->next_contact < setup->contact_count) {
+        const struct rdti_contact *contact = &setup->contacts[setup->next_contact++];
         const struct rdti_job *job = rdti_context_find_job(ep->ctx, ep->job_id);
         uint64_t deadline_ns = rdti_deadline_after(RDTI_ATTEMPT_NS);
         if (deadline_ns > setup->deadline_ns)
             deadline_ns = setup->deadline_ns;
-        if (rdti_handshake_connect(ep->ctx, place, &setup->hello, job, deadline_ns,
+        if (rdti_handshake_connect(ep->ctx, contact, &setup->hello, job, deadline_ns,
                                    &rdti_path_handshake_events, ep, &setup->handshake,
                                    &err) == RDT_OK)
             return;
@@ -207,7 +209,7 @@ rdti_path_try_next(rdt_endpoint *ep)
         setup_connect_note_failure(setup, &err);
         rdti_path_note(ep, err.message);
     }
-    setup_connect_out_of_places(ep);
+    setup_connect_out_of_contacts(ep);
 }
 
 void
@@ -237,7 +239,7 @@ setup_connect_prepare(rdt_endpoint *ep, const struct rdti_blob *blob, const stru
 {
     ep->setup->is_prepared = true;
     rdti_path_fill_hello(ep->ctx, job, blob->uuid, &ep->setup->hello);
-    setup_connect_list_places(ep, blob);
+    setup_connect_list_contacts(ep, blob);
 }
 
 static rdt_status

@@ -144,8 +144,8 @@ rdti_regions_exported_as(struct rdti_regions *regions, uint32_t index)
 }
 
 rdt_status
-rdti_regions_export_at(struct rdti_regions *regions, const void *addr, uint64_t len_bytes,
-                       struct rdt_remote_region *out, struct rdt_error *err)
+rdti_regions_place_at(struct rdti_regions *regions, const void *addr, uint64_t len_bytes,
+                      struct rdti_place *out, struct rdt_error *err)
 {
     rdt_status status = RDT_EAGAIN;
 
@@ -154,7 +154,9 @@ rdti_regions_export_at(struct rdti_regions *regions, const void *addr, uint64_t 
     (void)pthread_mutex_lock(&regions->lock);
     struct rdti_span *span = rdti_span_find(&regions->live, (uintptr_t)addr, len_bytes);
     if (span != NULL)
-        status = region_export_locked(RDTI_CONTAINER(span, rdt_region, span), out, err);
+        status = region_export_locked(RDTI_CONTAINER(span, rdt_region, span), &out->region, err);
+    if (status == RDT_OK)
+        out->off_bytes = (uintptr_t)addr - out->region.addr;
     (void)pthread_mutex_unlock(&regions->lock);
     return status;
 }

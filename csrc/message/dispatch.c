@@ -5,7 +5,6 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/range.h"
 #include "message/checksum.h"
 #include "message/mailbox_impl.h"
 #include "message/persistent.h"
@@ -99,9 +98,7 @@ dispatch_on_rts(struct rdti_mailbox *m, const struct rdti_message *head, const u
 
     if (status != RDT_OK)
         return status;
-    if (rts.has_region &&
-        (memcmp(rts.region.owner, rdti_endpoint_uuid(m->ep), RDT_UUID_BYTES) != 0 ||
-         !rdti_range_ok(rts.region_off, head->len_bytes, rts.region.len_bytes)))
+    if (rts.has_region && !rdti_place_holds(&rts.place, rdti_endpoint_uuid(m->ep), head->len_bytes))
         return dispatch_broken(m, err, "offers a message outside of its own memory");
     if (m->offer_count >= RDTI_OFFERS_MAX)
         return dispatch_broken(m, err, "sent more messages than can wait for a receive");
@@ -185,7 +182,7 @@ dispatch_body_bytes_of(const struct rdti_mailbox *m, const struct rdti_message *
         break;
     case RDTI_MESSAGE_CTS:
     case RDTI_MESSAGE_PLACE:
-        *out = RDTI_CTS_BYTES;
+        *out = RDTI_PLACE_BYTES;
         break;
     case RDTI_MESSAGE_RING:
         *out = RDT_REMOTE_REGION_BYTES;

@@ -191,7 +191,7 @@ rdt_status rdti_offer_on_cts(struct rdti_mailbox *m, const struct rdti_message *
                              const uint8_t *body, struct rdt_error *err);
 /* Writes all of a send into a place of the receiver. False: the send has ended, unsent. */
 bool rdti_offer_write(struct rdti_mailbox *m, struct rdti_request *send,
-                      const struct rdti_cts *place);
+                      const struct rdti_place *place);
 /* The receiver answered: it has read all, or it cannot. */
 rdt_status rdti_offer_on_fin(struct rdti_mailbox *m, uint64_t id, struct rdt_error *err);
 void rdti_offer_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error *why);

@@ -47,7 +47,7 @@ struct rdti_announced_receive {
 };
 
 struct rdti_stand_place {
-    struct rdti_cts cts;
+    struct rdti_place at;
     uint64_t len_bytes;
 };
 
@@ -113,7 +113,7 @@ void rdti_tx_stream_end(struct rdti_tx_stream *stream);
 bool rdti_tx_stream_grow_told(struct rdti_tx_stream *stream);
 /* Writes a message into its place and announces that. False: the stream has ended, perhaps more. */
 bool rdti_tx_stream_write(struct rdti_tx_stream *stream, struct rdti_request *send, uint64_t number,
-                          const struct rdti_cts *place);
+                          const struct rdti_place *place);
 /* RDT_EPROTO, naming the peer. */
 rdt_status rdti_stand_broken(const struct rdti_mailbox *m, struct rdt_error *err, const char *how);
 

@@ -40,7 +40,7 @@ rdti_place_freed_early(struct rdt_error *err)
 /* Whether the peer can write there, over this path. Exports the region. */
 static bool
 persistent_receive_is_reachable(const struct rdti_mailbox *m, const void *addr, uint64_t len_bytes,
-                                struct rdt_remote_region *out)
+                                struct rdti_place *out)
 {
     uint32_t segment;
     uint64_t segment_off;
@@ -54,7 +54,7 @@ persistent_receive_is_reachable(const struct rdti_mailbox *m, const void *addr, 
         (len_bytes > RDTI_STAND_COPY_BYTES ||
          rdti_arena_locate(m->ctx->arena, addr, len_bytes, &segment, &segment_off) != RDT_OK))
         return false;
-    return rdti_regions_export_at(m->ctx->regions, addr, len_bytes, out, NULL) == RDT_OK;
+    return rdti_regions_place_at(m->ctx->regions, addr, len_bytes, out, NULL) == RDT_OK;
 }
 
 static bool
@@ -102,16 +102,15 @@ persistent_receive_has_seen(struct rdti_rx_stream *stream, const void *addr, uin
 static void
 persistent_receive_remember(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes)
 {
-    struct rdt_remote_region region;
+    struct rdti_place at;
 
     for (uint32_t i = 0; i < stream->place_count; i++)
         if (persistent_receive_is_at(&stream->places[i], addr, len_bytes))
             return;
     if (stream->place_count < RDTI_KEYED_PLACES_MAX &&
-        persistent_receive_is_reachable(stream->m, addr, len_bytes,
-                                        &region)) /* else it is announced later */
-        (void)persistent_receive_add_place(stream, addr, len_bytes, region.index,
-                                           region.generation);
+        persistent_receive_is_reachable(stream->m, addr, len_bytes, &at)) /* else it is later */
+        (void)persistent_receive_add_place(stream, addr, len_bytes, at.region.index,
+                                           at.region.generation);
 }
 
 /* Its region is there still: one placed over it since might not be for this peer. */
@@ -119,15 +118,15 @@ static bool
 persistent_receive_is_as_seen(const struct rdti_rx_stream *stream, const struct rdti_watched *seen)
 {
     struct rdti_regions *regions = stream->m->ctx->regions;
-    struct rdt_remote_region region;
+    struct rdti_place at;
     struct rdti_target target;
 
     if (rdti_regions_acquire(regions, seen->index, seen->generation, 0, seen->len_bytes, &target,
                              NULL) != RDT_OK)
         return false;
     rdti_regions_release(regions, &target);
-    return persistent_receive_is_reachable(stream->m, seen->addr, seen->len_bytes, &region) &&
-           region.index == seen->index && region.generation == seen->generation;
+    return persistent_receive_is_reachable(stream->m, seen->addr, seen->len_bytes, &at) &&
+           at.region.index == seen->index && at.region.generation == seen->generation;
 }
 
 /* The number of such a place in this region; RDTI_PLACE_NONE: it was not announced. */
@@ -190,30 +189,29 @@ persistent_receive_new_place(struct rdti_rx_stream *stream, const void *addr, ui
  * RDTI_PLACE_NONE: there is none. */
 static uint64_t
 persistent_receive_need_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes,
-                              struct rdti_cts *cts, bool *is_new)
+                              struct rdti_place *at, bool *is_new)
 {
-    if (!persistent_receive_is_reachable(stream->m, addr, len_bytes, &cts->region))
+    if (!persistent_receive_is_reachable(stream->m, addr, len_bytes, at))
         return RDTI_PLACE_NONE;
-    const uint64_t known = persistent_receive_find_place(stream, addr, len_bytes, &cts->region);
+    const uint64_t known = persistent_receive_find_place(stream, addr, len_bytes, &at->region);
     if (known != RDTI_PLACE_NONE)
         return known;
-    cts->region_off = (uint64_t)(uintptr_t)addr - cts->region.addr;
-    const uint64_t place = persistent_receive_new_place(stream, addr, len_bytes, &cts->region);
+    const uint64_t place = persistent_receive_new_place(stream, addr, len_bytes, &at->region);
     *is_new = place != RDTI_PLACE_NONE;
     return place;
 }
 
 static void
 persistent_receive_tell_place(const struct rdti_rx_stream *stream, uint64_t place,
-                              uint64_t len_bytes, const struct rdti_cts *cts)
+                              uint64_t len_bytes, const struct rdti_place *at)
 {
     const struct rdti_message head = {.kind = RDTI_MESSAGE_PLACE,
                                       .id = stream->id,
                                       .count = place,
                                       .len_bytes = len_bytes};
-    uint8_t body[RDTI_CTS_BYTES];
+    uint8_t body[RDTI_PLACE_BYTES];
 
-    rdti_cts_encode(cts, body);
+    rdti_place_encode(at, body);
     rdti_mailbox_queue(stream->m, &head, body, sizeof(body));
 }
 
@@ -229,16 +227,16 @@ rdti_stand_tell_remembered(struct rdti_rx_stream *stream)
     stream->place_count = 0;
     stream->place_cap = 0;
     for (uint32_t i = 0; i < count && stream != NULL && stream->state == RDTI_RX_STANDING; i++) {
-        struct rdti_cts cts = {0};
+        struct rdti_place at = {0};
         bool is_new = false;
 
         if (!persistent_receive_is_as_seen(stream, &seen[i]))
             continue;
         const uint64_t place =
-            persistent_receive_need_place(stream, seen[i].addr, seen[i].len_bytes, &cts, &is_new);
+            persistent_receive_need_place(stream, seen[i].addr, seen[i].len_bytes, &at, &is_new);
         if (!is_new)
             continue;
-        persistent_receive_tell_place(stream, place, seen[i].len_bytes, &cts);
+        persistent_receive_tell_place(stream, place, seen[i].len_bytes, &at);
         stream = rdti_rx_stream_find_id(m, id); /* the path may have ended */
     }
     free(seen);
@@ -302,12 +300,12 @@ rdti_stand_tell(struct rdti_rx_stream *stream, struct rdti_request *receive)
 {
     struct rdti_mailbox *m = stream->m;
     const int64_t number = stream->is_keyed ? (int64_t)receive->tag : stream->next++;
-    struct rdti_cts cts = {0};
+    struct rdti_place at = {0};
     bool is_new = false;
-    const uint64_t place = receive->has_desc && !stream->is_keyed
-                               ? RDTI_PLACE_NONE
-                               : persistent_receive_need_place(stream, receive->buf,
-                                                               receive->len_bytes, &cts, &is_new);
+    const uint64_t place =
+        receive->has_desc && !stream->is_keyed
+            ? RDTI_PLACE_NONE
+            : persistent_receive_need_place(stream, receive->buf, receive->len_bytes, &at, &is_new);
 
     if (!persistent_receive_can_tell(stream, receive, number, place)) {
         rdti_rx_stream_leave(stream);
@@ -326,7 +324,7 @@ rdti_stand_tell(struct rdti_rx_stream *stream, struct rdti_request *receive)
     stream->told_count++;
     rdti_count(&m->ctx->counters.credits_alone, 1);
     if (is_new)
-        persistent_receive_tell_place(stream, place, receive->len_bytes, &cts);
+        persistent_receive_tell_place(stream, place, receive->len_bytes, &at);
     if (stream->is_keyed)
         persistent_receive_add_desc(&posted, &receive->desc);
     /* A message for such a short receive has not waited for this: its sender takes the place if it
@@ -343,12 +341,12 @@ rdti_stand_tell(struct rdti_rx_stream *stream, struct rdti_request *receive)
 static bool
 persistent_receive_does_repeat(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes)
 {
-    struct rdt_remote_region region;
+    struct rdti_place at;
 
     return stream->state == RDTI_RX_WATCHING && !stream->is_shut &&
            stream->ends < RDTI_STREAM_ENDS_MAX && len_bytes >= RDTI_STAND_MIN_BYTES &&
            persistent_receive_has_seen(stream, addr, len_bytes) && stream->m->is_ready &&
-           persistent_receive_is_reachable(stream->m, addr, len_bytes, &region);
+           persistent_receive_is_reachable(stream->m, addr, len_bytes, &at);
 }
 
 /* NULL: no path leads there. */
@@ -434,15 +432,15 @@ rdti_stand_missed(const struct rdti_scope *scope, uint32_t source, const void *a
     struct rdti_mailbox *m =
         len_bytes >= RDTI_KEYED_MIN_BYTES ? persistent_receive_mailbox_of(scope, source) : NULL;
     struct rdti_rx_stream *stream = m != NULL ? rdti_rx_stream_find_keyed(m, scope->id) : NULL;
-    struct rdti_cts cts = {0};
+    struct rdti_place at = {0};
     bool is_new = false;
 
     if (stream == NULL || stream->state != RDTI_RX_STANDING || len_bytes < stream->least_bytes)
         return;
-    const uint64_t place = persistent_receive_need_place(stream, addr, len_bytes, &cts, &is_new);
+    const uint64_t place = persistent_receive_need_place(stream, addr, len_bytes, &at, &is_new);
     if (!is_new)
         return;
-    persistent_receive_tell_place(stream, place, len_bytes, &cts);
+    persistent_receive_tell_place(stream, place, len_bytes, &at);
     rdti_mailbox_flush(m);
 }
 
@@ -547,7 +545,7 @@ enum rdti_stand_reach
 rdti_stand_reach(const struct rdti_scope *scope, uint32_t source, const void *addr,
                  uint64_t len_bytes)
 {
-    struct rdt_remote_region region;
+    struct rdti_place at;
     const struct rdti_mailbox *m = persistent_receive_mailbox_of(scope, source);
     const bool is_summed_long =
         rdti_context_verifies(scope->ctx) && len_bytes > RDTI_SUMS_PIECE_BYTES;
@@ -555,6 +553,6 @@ rdti_stand_reach(const struct rdti_scope *scope, uint32_t source, const void *ad
     if (m == NULL || !m->is_ready || rdti_endpoint_caps(m->ep).is_same_host || is_summed_long ||
         len_bytes < rdti_keyed_least_bytes(m))
         return RDTI_STAND_NOT;
-    return persistent_receive_is_reachable(m, addr, len_bytes, &region) ? RDTI_STAND_HERE
-                                                                        : RDTI_STAND_ELSEWHERE;
+    return persistent_receive_is_reachable(m, addr, len_bytes, &at) ? RDTI_STAND_HERE
+                                                                    : RDTI_STAND_ELSEWHERE;
 }

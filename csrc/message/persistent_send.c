@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The sender of persistent streams. Bytes from peers are not trusted. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/error.h"
-#include "base/range.h"
 #include "message/checksum.h"
 #include "message/mailbox_impl.h"
 #include "message/persistent.h"
@@ -130,7 +128,7 @@ persistent_send_count_missed(struct rdti_tx_stream *stream, uint64_t len_bytes)
 
 bool
 rdti_tx_stream_write(struct rdti_tx_stream *stream, struct rdti_request *send, uint64_t number,
-                     const struct rdti_cts *place)
+                     const struct rdti_place *place)
 {
     struct rdti_mailbox *m = stream->m;
     const struct rdti_message head = {
@@ -142,8 +140,8 @@ rdti_tx_stream_write(struct rdti_tx_stream *stream, struct rdti_request *send, u
                    ? rdti_sums_digest(send->buf, send->len_bytes, send->sums)
                    : 0,
     };
-    const struct rdti_cts cts = *place;
-    const bool is_written = rdti_offer_write(m, send, &cts); /* may end the send, and the path */
+    const struct rdti_place at = *place;
+    const bool is_written = rdti_offer_write(m, send, &at); /* may end the send, and the path */
 
     stream = rdti_tx_stream_find_id(m, head.id);
     if (stream == NULL)
@@ -173,7 +171,7 @@ persistent_send_run(struct rdti_tx_stream *stream)
         if (way == INTO_PLACE) {
             const struct rdti_stand_place *place =
                 &stream->places[persistent_send_first_told(stream)->place];
-            if (!rdti_tx_stream_write(stream, send, stream->sent, &place->cts))
+            if (!rdti_tx_stream_write(stream, send, stream->sent, &place->at))
                 break;
             continue;
         }
@@ -360,13 +358,12 @@ rdti_stand_on_place(struct rdti_mailbox *m, const struct rdti_message *head, con
 {
     struct rdti_tx_stream *stream = rdti_tx_stream_find_id(m, head->id);
     struct rdti_stand_place place = {.len_bytes = head->len_bytes};
-    const rdt_status status = rdti_cts_decode(body, RDTI_CTS_BYTES, &place.cts, err);
+    const rdt_status status = rdti_place_decode(body, RDTI_PLACE_BYTES, &place.at, err);
 
     if (status != RDT_OK || stream == NULL) /* it has ended here */
         return status;
-    if (memcmp(place.cts.region.owner, rdti_endpoint_uuid(m->ep), RDT_UUID_BYTES) != 0 ||
-        head->len_bytes == 0 ||
-        !rdti_range_ok(place.cts.region_off, head->len_bytes, place.cts.region.len_bytes))
+    if (head->len_bytes == 0 ||
+        !rdti_place_holds(&place.at, rdti_endpoint_uuid(m->ep), head->len_bytes))
         return rdti_stand_broken(m, err, "tells a place that is empty or not its own");
     if (stream->is_keyed && head->count < stream->place_count) {
         if (rdti_keyed_is_used(stream, head->count))

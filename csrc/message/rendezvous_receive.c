@@ -88,10 +88,10 @@ rndv_receive_read_region(struct rdti_request *receive)
     t->op.kind = RDTI_OP_READ;
     t->op.traffic = RDTI_TRAFFIC_DYNAMIC;
     t->op.notify = RDTI_NOTIFY_NONE;
-    t->op.remote = receive->rts.region;
+    t->op.remote = receive->rts.place.region;
     t->op.block = (struct rdt_block){.src = (char *)receive->buf + receive->done_bytes,
                                      .len_bytes = left < READ_SLICE_BYTES ? left : READ_SLICE_BYTES,
-                                     .dst_off = receive->rts.region_off + receive->done_bytes};
+                                     .dst_off = receive->rts.place.off_bytes + receive->done_bytes};
     t->op.blocks = &t->op.block;
     t->op.block_count = 1;
     t->op.len_bytes = t->op.block.len_bytes;
@@ -289,13 +289,13 @@ rndv_receive_grant(struct rdti_request *receive, rdt_region *region, uint64_t of
                    struct rdt_error *err)
 {
     struct rdti_mailbox *m = receive->mailbox;
-    struct rdti_cts cts = {.region_off = off};
-    uint8_t body[RDTI_CTS_BYTES];
-    const rdt_status status = rdt_region_export(region, &cts.region, err);
+    struct rdti_place place = {.off_bytes = off};
+    uint8_t body[RDTI_PLACE_BYTES];
+    const rdt_status status = rdt_region_export(region, &place.region, err);
 
     if (status != RDT_OK)
         return status;
-    rdti_cts_encode(&cts, body);
+    rdti_place_encode(&place, body);
     rdti_list_remove(&receive->link);
     rdti_list_append(&m->granted, &receive->link);
     rdti_request_become(receive, RDTI_REQUEST_GRANTED);
@@ -446,7 +446,7 @@ rdti_receive_begin(struct rdti_mailbox *m, struct rdti_request *receive,
         m->offered_sums = NULL;
     }
     receive->rts = *rts;
-    if (caps.can_map && rts->has_region && rts->region.segment != RDT_SEGMENT_NONE)
+    if (caps.can_map && rts->has_region && rts->place.region.segment != RDT_SEGMENT_NONE)
         rndv_receive_begin_read(m, receive, false);
     else if (caps.is_same_host && rts->has_process && rndv_receive_is_readable(m, rts))
         rndv_receive_begin_read(m, receive, true);

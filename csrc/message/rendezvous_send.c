@@ -87,14 +87,9 @@ rndv_send_describe_source(const struct rdti_mailbox *m, const struct rdti_reques
 
     if (caps.can_map && send->len_bytes > 0 &&
         rdti_arena_locate(m->ctx->arena, send->buf, send->len_bytes, &segment, &segment_off) ==
-            RDT_OK) {
-        rdt_region *region = rdti_regions_find(m->ctx->regions, send->buf, send->len_bytes);
-        if (region != NULL && rdt_region_export(region, &rts->region, NULL) == RDT_OK) {
-            rts->has_region = 1;
-            rts->region_off =
-                (uint64_t)((const char *)send->buf - (const char *)rdt_region_addr(region));
-        }
-    }
+            RDT_OK)
+        rts->has_region = rdti_regions_place_at(m->ctx->regions, send->buf, send->len_bytes,
+                                                &rts->place, NULL) == RDT_OK;
     if (caps.is_same_host) {
         rts->has_process = 1;
         rts->pid = (uint32_t)getpid();
@@ -225,8 +220,8 @@ rndv_send_on_written(struct rdti_op *op, rdt_status status, const struct rdt_err
 /* Writes what was not granted yet, as far as it fits. On an error nothing was sent. */
 static rdt_status
 rndv_send_write_granted(struct rdti_mailbox *m, struct rdti_request *send,
-                        const struct rdti_cts *cts, uint64_t len_bytes, enum rdti_traffic traffic,
-                        struct rdt_error *err)
+                        const struct rdti_place *place, uint64_t len_bytes,
+                        enum rdti_traffic traffic, struct rdt_error *err)
 {
     struct rdt_transfer *t = rdti_transfer_new(m->ctx->pool);
 
@@ -236,10 +231,10 @@ rndv_send_write_granted(struct rdti_mailbox *m, struct rdti_request *send,
     t->op.traffic = (uint8_t)traffic;
     t->op.notify = RDTI_NOTIFY_NONE;
     t->op.is_relied_on = true; /* FIN and LANDED follow it */
-    t->op.remote = cts->region;
+    t->op.remote = place->region;
     t->op.block = (struct rdt_block){.src = (const char *)send->buf + send->done_bytes,
                                      .len_bytes = len_bytes,
-                                     .dst_off = cts->region_off};
+                                     .dst_off = place->off_bytes};
     t->op.blocks = &t->op.block;
     t->op.block_count = 1;
     t->op.len_bytes = len_bytes;
@@ -258,7 +253,7 @@ rndv_send_write_granted(struct rdti_mailbox *m, struct rdti_request *send,
 }
 
 bool
-rdti_offer_write(struct rdti_mailbox *m, struct rdti_request *send, const struct rdti_cts *place)
+rdti_offer_write(struct rdti_mailbox *m, struct rdti_request *send, const struct rdti_place *place)
 {
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
 
@@ -278,17 +273,17 @@ rdti_offer_on_cts(struct rdti_mailbox *m, const struct rdti_message *head, const
 {
     struct rdti_request *send = rndv_send_find(m, head->id);
     struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
-    struct rdti_cts cts;
-    rdt_status status = rdti_cts_decode(body, RDTI_CTS_BYTES, &cts, err);
+    struct rdti_place place;
+    rdt_status status = rdti_place_decode(body, RDTI_PLACE_BYTES, &place, err);
 
     if (status != RDT_OK)
         return status;
     if (send == NULL || send->is_cancelled)
         return RDT_OK; /* the receiver has, or gets, the local NACK */
-    const uint64_t granted = cts.region.len_bytes - cts.region_off;
+    const uint64_t granted = place.region.len_bytes - place.off_bytes;
     const uint64_t left = send->len_bytes - send->done_bytes;
     const uint64_t len_bytes = granted < left ? granted : left;
-    if (len_bytes == 0 || memcmp(cts.region.owner, rdti_endpoint_uuid(m->ep), RDT_UUID_BYTES) != 0)
+    if (len_bytes == 0 || !rdti_place_holds(&place, rdti_endpoint_uuid(m->ep), len_bytes))
         return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(m->ep),
                                    "mailbox: rank %d grants a place that is empty or not its own",
                                    (int)rdti_endpoint_rank(m->ep));
@@ -301,7 +296,7 @@ rdti_offer_on_cts(struct rdti_mailbox *m, const struct rdti_message *head, const
         return rdti_error_set(err, RDT_ENOMEM, 0, "sums of %llu bytes",
                               (unsigned long long)len_bytes);
     /* may finish the send */
-    status = rndv_send_write_granted(m, send, &cts, len_bytes, RDTI_TRAFFIC_DYNAMIC, &why);
+    status = rndv_send_write_granted(m, send, &place, len_bytes, RDTI_TRAFFIC_DYNAMIC, &why);
     if (status != RDT_OK) {
         free(sums);
         rndv_send_end(send, status, &why);
@@ -310,7 +305,7 @@ rdti_offer_on_cts(struct rdti_mailbox *m, const struct rdti_message *head, const
     }
     /* After the write: the lane delivers in this order. */
     if (sums != NULL)
-        rdti_sums_tell_granted(m, &cts.region, cts.region_off, len_bytes, sums);
+        rdti_sums_tell_granted(m, &place.region, place.off_bytes, len_bytes, sums);
     free(sums);
     rdti_mailbox_control(m, RDTI_MESSAGE_FIN, id, RDTI_ID_IS_MINE, 0, NULL, 0);
     return RDT_OK;

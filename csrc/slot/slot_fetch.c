@@ -40,8 +40,8 @@ slot_fetch_begin_pull(rdt_slot *slot, const struct rdti_slot_header *header, uin
 
     if (status != RDT_OK)
         return status;
-    status = rdti_endpoint_read(slot->ep, rdt_region_addr(region), len_bytes, &header->region,
-                                header->region_off, RDTI_TRAFFIC_DYNAMIC, &slot->pulling, err);
+    status = rdti_endpoint_read(slot->ep, rdt_region_addr(region), len_bytes, &header->place.region,
+                                header->place.off_bytes, RDTI_TRAFFIC_DYNAMIC, &slot->pulling, err);
     if (status != RDT_OK) {
         rdt_region_free(region, NULL, NULL);
         return status;

@@ -283,17 +283,14 @@ sender_actual_bytes(const rdt_slot_tx *tx, const char *call, const uint64_t *dim
 /* Returns the block that sends it. */
 static struct rdt_block
 sender_fill_header(rdt_slot_tx *tx, const struct rdt_tensor_desc *actual,
-                   const struct rdt_remote_region *region, uint64_t region_off)
+                   const struct rdti_place *place)
 {
     const uint32_t epoch = atomic_load_explicit(&tx->sent, memory_order_relaxed);
-    struct rdti_slot_header header = {.epoch = epoch,
-                                      .dtype = actual->dtype,
-                                      .ndim = actual->ndim,
-                                      .region_off = region_off};
+    struct rdti_slot_header header = {.epoch = epoch, .dtype = actual->dtype, .ndim = actual->ndim};
 
     memcpy(header.dims, actual->dims, sizeof(header.dims[0]) * actual->ndim);
-    if (region != NULL)
-        header.region = *region;
+    if (place != NULL)
+        header.place = *place;
     rdti_slot_header_encode(&header, tx->headers[epoch % RDTI_SLOT_BUFFERS]);
     return (struct rdt_block){.src = tx->headers[epoch % RDTI_SLOT_BUFFERS],
                               .len_bytes = RDTI_SLOT_HEADER_BYTES,
@@ -364,7 +361,7 @@ sender_post_blocks(rdt_slot_tx *tx, const struct rdt_block *blocks, uint32_t cou
 
 static rdt_status
 sender_lend(rdt_context *ctx, const void *src, uint64_t len_bytes, struct rdti_lent **out,
-            struct rdt_remote_region *remote_out, struct rdt_error *err)
+            struct rdti_place *place_out, struct rdt_error *err)
 {
     struct rdti_lent *lent = calloc(1, sizeof(*lent));
 
@@ -373,12 +370,13 @@ sender_lend(rdt_context *ctx, const void *src, uint64_t len_bytes, struct rdti_l
     rdt_status status =
         rdti_regions_lend(ctx->regions, (void *)(uintptr_t)src, len_bytes, &lent->region, err);
     if (status == RDT_OK)
-        status = rdt_region_export(lent->region, remote_out, err);
+        status = rdt_region_export(lent->region, &place_out->region, err);
     if (status != RDT_OK) {
         rdt_region_free(lent->region, NULL, NULL);
         free(lent);
         return status;
     }
+    place_out->off_bytes = 0;
     *out = lent;
     return RDT_OK;
 }
@@ -392,11 +390,11 @@ sender_put_dynamic(rdt_slot_tx *tx, const void *src, const struct rdt_tensor_des
     const uint32_t epoch = atomic_load_explicit(&tx->sent, memory_order_relaxed);
     struct rdti_dynamic *dynamic = &tx->dynamic[epoch % RDTI_SLOT_BUFFERS];
     struct rdti_dynamic made = {0};
-    struct rdt_remote_region remote;
-    rdt_status status = rdti_regions_export_at(ctx->regions, src, len_bytes, &remote, err);
+    struct rdti_place place;
+    rdt_status status = rdti_regions_place_at(ctx->regions, src, len_bytes, &place, err);
 
     if (status == RDT_EAGAIN)
-        status = sender_lend(ctx, src, len_bytes, &made.lent, &remote, err);
+        status = sender_lend(ctx, src, len_bytes, &made.lent, &place, err);
     if (status == RDT_OK && (made.transfer = rdti_transfer_new(ctx->pool)) == NULL)
         status = rdti_error_set(err, RDT_ENOMEM, 0, "a transfer");
     if (status != RDT_OK)
@@ -411,8 +409,7 @@ sender_put_dynamic(rdt_slot_tx *tx, const void *src, const struct rdt_tensor_des
         goto err_take_back;
     }
     *dynamic = made;
-    const struct rdt_block block =
-        sender_fill_header(tx, actual, &remote, (uintptr_t)src - remote.addr);
+    const struct rdt_block block = sender_fill_header(tx, actual, &place);
     status = sender_post_blocks(tx, &block, 1, NULL, NULL, err);
     if (status != RDT_OK)
         *dynamic = (struct rdti_dynamic){0};
@@ -491,7 +488,7 @@ rdt_slot_tx_put(rdt_slot_tx *tx, const void *src, const uint64_t *dims, uint64_t
         blocks[count++] =
             (struct rdt_block){.src = src, .len_bytes = len_bytes, .dst_off = sender_next_off(tx)};
     if (actual.kind == RDT_SLOT_BOUNDED)
-        blocks[count++] = sender_fill_header(tx, &actual, NULL, 0);
+        blocks[count++] = sender_fill_header(tx, &actual, NULL);
     status = sender_post_blocks(tx, blocks, count, NULL, &t, err);
     if (status != RDT_OK)
         return status;
@@ -567,7 +564,7 @@ rdt_slot_tx_post(rdt_slot_tx *tx, const uint64_t *dims, rdt_transfer **out, stru
                                              .len_bytes = len_bytes,
                                              .dst_off = sender_next_off(tx)};
     if (actual.kind == RDT_SLOT_BOUNDED)
-        blocks[count++] = sender_fill_header(tx, &actual, NULL, 0);
+        blocks[count++] = sender_fill_header(tx, &actual, NULL);
     const struct rdt_block born = {tx->filling, tx->is_mapped ? len_bytes : 0, sender_next_off(tx)};
     status = sender_post_blocks(tx, blocks, count, &born, out, err);
     if (tx->is_mapped)

@@ -102,6 +102,14 @@ rdti_fields_region(struct rdti_fields *f, bool is_present, struct rdt_remote_reg
 }
 
 void
+rdti_fields_place(struct rdti_fields *f, bool is_present, struct rdti_place *out)
+{
+    out->off_bytes = rdti_read_u64(&f->r);
+    rdti_fields_region(f, is_present, &out->region, "bad region descriptor");
+    rdti_fields_require(f, out->off_bytes <= out->region.len_bytes, "the offset leaves the region");
+}
+
+void
 rdti_write_zeros(struct rdti_writer *w, size_t len_bytes)
 {
     uint8_t *at = rdti_write_bytes(w, NULL, len_bytes);
@@ -139,6 +147,13 @@ rdti_write_region(struct rdti_writer *w, bool is_present, const struct rdt_remot
         rdt_remote_region_encode(region, at);
     else
         memset(at, 0, RDT_REMOTE_REGION_BYTES);
+}
+
+void
+rdti_write_place(struct rdti_writer *w, bool is_present, const struct rdti_place *place)
+{
+    rdti_write_u64(w, is_present ? place->off_bytes : 0);
+    rdti_write_region(w, is_present, &place->region);
 }
 
 bool

@@ -10,6 +10,7 @@
 
 #include "rdmatensor.h"
 #include "wire/bytes.h"
+#include "wire/place.h"
 
 /* A reader that remembers the first fault, so that decoders have one exit. */
 struct rdti_fields {
@@ -32,6 +33,9 @@ void rdti_fields_text(struct rdti_fields *f, char *out, size_t field_bytes, cons
 void rdti_fields_region(struct rdti_fields *f, bool is_present, struct rdt_remote_region *out,
                         const char *fault);
 
+/* The same for a place. */
+void rdti_fields_place(struct rdti_fields *f, bool is_present, struct rdti_place *out);
+
 void rdti_write_zeros(struct rdti_writer *w, size_t len_bytes);
 /*
  * The counterpart of rdti_fields_text(). Control characters become spaces, so that text from a peer
@@ -41,6 +45,7 @@ void rdti_write_zeros(struct rdti_writer *w, size_t len_bytes);
 void rdti_write_text(struct rdti_writer *w, const char *text, size_t field_bytes);
 void rdti_write_region(struct rdti_writer *w, bool is_present,
                        const struct rdt_remote_region *region);
+void rdti_write_place(struct rdti_writer *w, bool is_present, const struct rdti_place *place);
 
 /* `text` fits a field of field_bytes with its NUL and has no control characters. */
 bool rdti_text_is_plain(const char *text, size_t field_bytes);

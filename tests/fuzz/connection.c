@@ -245,7 +245,7 @@ body_of(uint8_t kind)
         return "rts";
     case RDTI_MESSAGE_CTS:
     case RDTI_MESSAGE_PLACE:
-        return "cts";
+        return "place";
     case RDTI_MESSAGE_RING:
         return "region";
     case RDTI_MESSAGE_SUMS:

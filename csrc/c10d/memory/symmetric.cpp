@@ -251,18 +251,17 @@ SymmetricMemory::exchange()
     rdti_card card = {.number = number_,
                       .buffer_bytes = own_->buffer_bytes,
                       .pad_bytes = own_->pad_bytes,
-                      .off_bytes = 0,
-                      .region = {}};
+                      .buffer = {}};
 
     TORCH_INTERNAL_ASSERT(region != nullptr);
-    const rdt_status status = rdt_region_export(region, &card.region, &error);
+    const rdt_status status = rdt_region_export(region, &card.buffer.region, &error);
     if (status != RDT_OK) {
         card.number = RDTI_CARD_NOBODYS; /* the others wait for a card, and then fail too */
         (void)group_->gather_bytes(as_bytes(card));
         std::rethrow_exception(make_error(status, "rdmatensor:rendezvous", error));
     }
-    card.off_bytes = static_cast<uint64_t>(static_cast<uint8_t *>(address) -
-                                           static_cast<uint8_t *>(rdt_region_addr(region)));
+    card.buffer.off_bytes = static_cast<uint64_t>(static_cast<uint8_t *>(address) -
+                                                  static_cast<uint8_t *>(rdt_region_addr(region)));
     const at::Tensor all = group_->gather_bytes(as_bytes(card));
     for (int rank = 0; rank < group_->getSize(); rank++) {
         const at::Tensor bytes = all[rank];
@@ -283,13 +282,14 @@ SymmetricMemory::exchange()
                                      ", we with ", card.buffer_bytes, " and ", card.pad_bytes,
                                      " to #", card.number));
         /* An allocation begins where its region does, here and on the peers. */
-        if (theirs.off_bytes != card.off_bytes ||
-            theirs.region.len_bytes < theirs.off_bytes + own_->pad_off + own_->pad_bytes)
+        if (theirs.buffer.off_bytes != card.buffer.off_bytes ||
+            theirs.buffer.region.len_bytes <
+                theirs.buffer.off_bytes + own_->pad_off + own_->pad_bytes)
             C10_THROW_ERROR(DistBackendError,
                             c10::str("rdmatensor:rendezvous: rank ",
                                      global_ranks_[static_cast<size_t>(rank)],
                                      " said that its memory lies where it does not fit"));
-        peers_.push_back({.remote = theirs.region, .endpoint = nullptr, .base = nullptr});
+        peers_.push_back({.remote = theirs.buffer.region, .endpoint = nullptr, .base = nullptr});
     }
     peers_[static_cast<size_t>(group_->getRank())].base = static_cast<uint8_t *>(address);
 }

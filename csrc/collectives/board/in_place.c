@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory/stream_copy.h"
+#include "base/range.h"
 #include "collectives/board/board.h"
 #include "collectives/board/in_place.h"
 #include "collectives/collective.h"
@@ -43,8 +44,7 @@ _Static_assert(PLACES <= UINT8_MAX + 1, "a number fits its byte");
 /* Tensors of one member whose places the others know. */
 struct rdti_places {
     uint32_t count; /* announced so far, including those that are forgotten */
-    struct rdt_remote_region remotes[PLACES];
-    uint64_t offs[PLACES];
+    struct rdti_place at[PLACES];
 };
 
 /* The member's table, allocated at its first use. */
@@ -73,20 +73,20 @@ in_place_is_same_region(const struct rdt_remote_region *a, const struct rdt_remo
 
 /* True: the others know it by *number_out; false: they learn it under that number. */
 static bool
-in_place_find_place(struct rdti_places *places, const struct rdt_remote_region *remote,
-                    uint64_t off_bytes, uint32_t *number_out)
+in_place_find_place(struct rdti_places *places, const struct rdti_place *place,
+                    uint32_t *number_out)
 {
     const uint32_t kept = places->count < PLACES ? places->count : PLACES;
 
     for (uint32_t i = 0; i < kept; i++) {
-        if (places->offs[i] != off_bytes || !in_place_is_same_region(&places->remotes[i], remote))
+        if (places->at[i].off_bytes != place->off_bytes ||
+            !in_place_is_same_region(&places->at[i].region, &place->region))
             continue;
         *number_out = i;
         return true;
     }
     *number_out = places->count++ % PLACES;
-    places->remotes[*number_out] = *remote;
-    places->offs[*number_out] = off_bytes;
+    places->at[*number_out] = *place;
     return false;
 }
 
@@ -100,16 +100,17 @@ in_place_find_own(struct rdti_coll *coll, struct rdti_placement *out, struct rdt
     if (coll->args.send != coll->args.recv)
         return RDT_OK;
     rdt_region *region = rdt_region_find(ctx, coll->args.recv, coll->block_bytes);
-    if (region == NULL || rdt_region_export(region, &out->region, NULL) != RDT_OK ||
-        out->region.segment == RDT_SEGMENT_NONE)
+    if (region == NULL || rdt_region_export(region, &out->place.region, NULL) != RDT_OK ||
+        out->place.region.segment == RDT_SEGMENT_NONE)
         return RDT_OK;
     const rdt_status status = in_place_places_of(coll, coll->rank, &places, err);
     if (status != RDT_OK)
         return status;
-    out->off_bytes = (uint64_t)((uint8_t *)coll->args.recv - (uint8_t *)rdt_region_addr(region));
+    out->place.off_bytes =
+        (uint64_t)((uint8_t *)coll->args.recv - (uint8_t *)rdt_region_addr(region));
     coll->direct.done.credits_alone++; /* the peers may write: announced apart from any data */
     out->saying = RDTI_PLACEMENT_KNOWN;
-    if (in_place_find_place(places, &out->region, out->off_bytes, &out->number))
+    if (in_place_find_place(places, &out->place, &out->number))
         return RDT_OK;
     out->saying = RDTI_PLACEMENT_NEW;
     coll->direct.done.control_messages++;
@@ -156,18 +157,16 @@ in_place_read_place(struct rdti_coll *coll, struct rdti_placed *placed, uint32_t
     if (status != RDT_OK)
         return status;
     if (said->saying == RDTI_PLACEMENT_NEW) {
-        places->remotes[said->number] = said->region;
-        places->offs[said->number] = said->off_bytes;
-    } else if (places->remotes[said->number].len_bytes == 0) {
+        places->at[said->number] = said->place;
+    } else if (places->at[said->number].region.len_bytes == 0) {
         return rdti_error_set(err, RDT_EPROTO, 0, "%s named a place that it had not told",
                               rdti_coll_rank_name(coll, member).text);
     }
-    placed->remotes[member] = places->remotes[said->number];
-    placed->offs[member] = places->offs[said->number];
+    placed->places[member] = places->at[said->number];
     return RDT_OK;
 }
 
-/* RDT_OK with placed->remotes and offs, or with *all_out false. */
+/* RDT_OK with placed->places, or with *all_out false. */
 static rdt_status
 in_place_read_places(struct rdti_coll *coll, struct rdti_placed *placed, bool *all_out,
                      struct rdt_error *err)
@@ -183,9 +182,8 @@ in_place_read_places(struct rdti_coll *coll, struct rdti_placed *placed, bool *a
         if (i == coll->rank || !is_placed)
             continue;
         status = in_place_read_place(coll, placed, i, &said, err);
-        if (status == RDT_OK &&
-            (placed->remotes[i].len_bytes < coll->block_bytes ||
-             placed->offs[i] > placed->remotes[i].len_bytes - coll->block_bytes))
+        if (status == RDT_OK && !rdti_range_ok(placed->places[i].off_bytes, coll->block_bytes,
+                                               placed->places[i].region.len_bytes))
             status = rdti_error_set(err, RDT_EPROTO, 0,
                                     "%s said that its tensor lies where it does not fit",
                                     rdti_coll_rank_name(coll, i).text);
@@ -225,10 +223,10 @@ rdti_placed_hold(struct rdti_coll *coll, struct rdt_error *err)
         void *base = NULL;
         if (placed->tensors[i] != NULL)
             continue;
-        status =
-            rdt_endpoint_hold(coll->team->members[i].endpoint, &placed->remotes[i], &base, err);
+        status = rdt_endpoint_hold(coll->team->members[i].endpoint, &placed->places[i].region,
+                                   &base, err);
         if (status == RDT_OK)
-            placed->tensors[i] = (uint8_t *)base + placed->offs[i];
+            placed->tensors[i] = (uint8_t *)base + placed->places[i].off_bytes;
     }
     return status;
 }
@@ -369,7 +367,7 @@ rdti_placed_release(struct rdti_coll *coll)
 
     for (uint32_t i = 0; placed != NULL && i < coll->size; i++)
         if (i != coll->rank && placed->tensors[i] != NULL)
-            rdt_endpoint_unhold(coll->team->members[i].endpoint, &placed->remotes[i]);
+            rdt_endpoint_unhold(coll->team->members[i].endpoint, &placed->places[i].region);
     free(placed);
     coll->direct.placed = NULL;
 }

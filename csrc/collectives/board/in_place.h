@@ -10,8 +10,7 @@
 #include "wire/group/placement.h"
 
 struct rdti_placed {
-    struct rdt_remote_region remotes[RDTI_TEAM_MAX];
-    uint64_t offs[RDTI_TEAM_MAX];
+    struct rdti_place places[RDTI_TEAM_MAX];
     uint8_t *tensors[RDTI_TEAM_MAX]; /* NULL: not held */
 };
 

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/range.h"
 #include "collectives/board/board.h"
 #include "collectives/board/in_place.h"
 #include "collectives/collective.h"
@@ -76,11 +77,11 @@ rdti_landing_export(const struct rdti_coll *coll, struct rdti_placement *out)
     if (tensor == NULL)
         return;
     rdt_region *region = rdt_region_find(rdt_group_context(coll->group), tensor, len_bytes);
-    if (region == NULL || rdt_region_export(region, &out->region, NULL) != RDT_OK ||
-        out->region.segment == RDT_SEGMENT_NONE)
+    if (region == NULL || rdt_region_export(region, &out->place.region, NULL) != RDT_OK ||
+        out->place.region.segment == RDT_SEGMENT_NONE)
         return;
     out->saying = RDTI_PLACEMENT_NEW;
-    out->off_bytes = (uint64_t)(tensor - (const uint8_t *)rdt_region_addr(region));
+    out->place.off_bytes = (uint64_t)(tensor - (const uint8_t *)rdt_region_addr(region));
 }
 
 /* ---- Work ---- */
@@ -211,18 +212,16 @@ rdti_direct_is_landed(const struct rdti_coll *coll)
 
 static rdt_status
 landing_take(struct rdti_coll *coll, struct rdti_placed *placed, uint32_t member,
-             const struct rdti_placement *place, struct rdt_error *err)
+             const struct rdti_place *place, struct rdt_error *err)
 {
     uint64_t len_bytes;
 
     (void)landing_of(coll, &len_bytes);
-    if (place->region.len_bytes < len_bytes ||
-        place->off_bytes > place->region.len_bytes - len_bytes)
+    if (!rdti_range_ok(place->off_bytes, len_bytes, place->region.len_bytes))
         return rdti_error_set(err, RDT_EPROTO, 0,
                               "%s sent the place of a tensor that does not fit there",
                               rdti_coll_rank_name(coll, member).text);
-    placed->remotes[member] = place->region;
-    placed->offs[member] = place->off_bytes;
+    placed->places[member] = *place;
     return RDT_OK;
 }
 
@@ -263,7 +262,7 @@ rdti_landing_bind(struct rdti_coll *coll, const struct rdti_placement *places,
     placed->tensors[coll->rank] = (uint8_t *)(uintptr_t)own;
     for (uint32_t i = 0; i < coll->size && status == RDT_OK; i++)
         if (i != coll->rank)
-            status = landing_take(coll, placed, i, &places[i], err);
+            status = landing_take(coll, placed, i, &places[i].place, err);
     if (status == RDT_OK)
         status = landing_hold(coll, err);
     if (status != RDT_OK) {

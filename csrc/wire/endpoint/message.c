@@ -62,10 +62,9 @@ rdti_rts_encode(const struct rdti_rts *in, uint8_t out[RDTI_RTS_BYTES])
     rdti_write_u16(&w, 0);
     rdti_write_u32(&w, in->pid);
     rdti_write_u64(&w, in->addr);
-    rdti_write_u64(&w, in->region_off);
     rdti_write_u64(&w, in->canary_addr);
     rdti_write_u64(&w, in->canary);
-    rdti_write_region(&w, in->has_region != 0, &in->region);
+    rdti_write_place(&w, in->has_region != 0, &in->place);
 }
 
 rdt_status
@@ -83,42 +82,12 @@ rdti_rts_decode(const uint8_t *buf, size_t len_bytes, struct rdti_rts *out, stru
     rdti_fields_zeros(&f, 2, "the filler is not zero");
     rts.pid = rdti_read_u32(&f.r);
     rts.addr = rdti_read_u64(&f.r);
-    rts.region_off = rdti_read_u64(&f.r);
     rts.canary_addr = rdti_read_u64(&f.r);
     rts.canary = rdti_read_u64(&f.r);
-    rdti_fields_region(&f, rts.has_region != 0, &rts.region, "bad region descriptor");
-    rdti_fields_require(&f, rts.has_region == 0 || rts.region_off <= rts.region.len_bytes,
-                        "the offset leaves the region");
+    rdti_fields_place(&f, rts.has_region != 0, &rts.place);
     status = rdti_fields_end(&f, "RTS", err);
     if (status == RDT_OK)
         *out = rts;
-    return status;
-}
-
-void
-rdti_cts_encode(const struct rdti_cts *in, uint8_t out[RDTI_CTS_BYTES])
-{
-    struct rdti_writer w = {.p = out, .left = RDTI_CTS_BYTES, .is_ok = true};
-
-    rdti_write_u64(&w, in->region_off);
-    rdti_write_region(&w, true, &in->region);
-}
-
-rdt_status
-rdti_cts_decode(const uint8_t *buf, size_t len_bytes, struct rdti_cts *out, struct rdt_error *err)
-{
-    struct rdti_fields f;
-    struct rdti_cts cts = {0};
-
-    rdt_status status = rdti_fields_begin(&f, "CTS", buf, len_bytes, RDTI_CTS_BYTES, err);
-    if (status != RDT_OK)
-        return status;
-    cts.region_off = rdti_read_u64(&f.r);
-    rdti_fields_region(&f, true, &cts.region, "bad region descriptor");
-    rdti_fields_require(&f, cts.region_off <= cts.region.len_bytes, "the offset leaves the region");
-    status = rdti_fields_end(&f, "CTS", err);
-    if (status == RDT_OK)
-        *out = cts;
     return status;
 }
 

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "rdmatensor.h"
+#include "wire/place.h"
 
 #define RDTI_MESSAGE_HEAD_BYTES 64
 #define RDTI_MESSAGE_INLINE_BYTES 8 /* the head holds a payload of up to this */
@@ -15,7 +16,7 @@
 enum rdti_message_kind {
     RDTI_MESSAGE_EAGER = 1,  /* payload follows (or is inline) */
     RDTI_MESSAGE_RTS = 2,    /* rendezvous: rdti_rts follows; the payload stays at the sender */
-    RDTI_MESSAGE_CTS = 3,    /* answer to `id`: rdti_cts follows; write there, then send FIN */
+    RDTI_MESSAGE_CTS = 3,    /* answer to `id`: rdti_place follows; write there, then send FIN */
     RDTI_MESSAGE_FIN = 4,    /* `id` is done: from the reader (RTS) or from the writer (CTS) */
     RDTI_MESSAGE_CREDIT = 5, /* consumed and delivered only */
     RDTI_MESSAGE_PAD = 6,    /* the rest of the ring up to its end is empty */
@@ -34,7 +35,7 @@ enum rdti_message_kind {
                                  0: stop */
     RDTI_MESSAGE_STOOD = 16,  /* `count` 1: from the next message on; 0: stopped, and the sender
                                  writes nothing more */
-    RDTI_MESSAGE_PLACE = 17,  /* place `count`, of len_bytes; rdti_cts follows */
+    RDTI_MESSAGE_PLACE = 17,  /* place `count`, of len_bytes; rdti_place follows */
     RDTI_MESSAGE_POSTED = 18, /* the receive of message `count` is posted, in the place len_bytes or
                                  none; if tags are the numbers, op to root are the receive's, and
                                  `tag` is its number of elements */
@@ -63,24 +64,16 @@ struct rdti_message {
 
 /* Follows an RTS: the source's address for each method that can reach it; there may be none. */
 struct rdti_rts {
-    uint8_t has_region;  /* 1: region is valid and holds the source at region_off */
+    uint8_t has_region;  /* 1: the source lies in `place` */
     uint8_t has_process; /* 1: process_vm_readv of pid at addr may work, if the reader may */
     uint32_t pid;
     uint64_t addr;
-    uint64_t region_off;
     uint64_t canary_addr;
     uint64_t canary; /* at canary_addr: proves that pid, in the reader's namespace, is the sender */
-    struct rdt_remote_region region;
+    struct rdti_place place;
 };
-/* 2 flags, 2 zero bytes, pid; four u64; region */
-#define RDTI_RTS_BYTES (8 + 4 * 8 + RDT_REMOTE_REGION_BYTES)
-
-/* Follows a CTS: the destination. */
-struct rdti_cts {
-    uint64_t region_off;
-    struct rdt_remote_region region;
-};
-#define RDTI_CTS_BYTES (8 + RDT_REMOTE_REGION_BYTES)
+/* 2 flags, 2 zero bytes, pid; three u64; place */
+#define RDTI_RTS_BYTES (8 + 3 * 8 + RDTI_PLACE_BYTES)
 
 #define RDTI_NACK_BYTES 192
 
@@ -98,9 +91,6 @@ rdt_status rdti_message_decode(const uint8_t *buf, size_t len_bytes, struct rdti
  * untouched on failure. */
 void rdti_rts_encode(const struct rdti_rts *in, uint8_t out[RDTI_RTS_BYTES]);
 rdt_status rdti_rts_decode(const uint8_t *buf, size_t len_bytes, struct rdti_rts *out,
-                           struct rdt_error *err);
-void rdti_cts_encode(const struct rdti_cts *in, uint8_t out[RDTI_CTS_BYTES]);
-rdt_status rdti_cts_decode(const uint8_t *buf, size_t len_bytes, struct rdti_cts *out,
                            struct rdt_error *err);
 void rdti_nack_encode(const struct rdti_nack *in, uint8_t out[RDTI_NACK_BYTES]);
 rdt_status rdti_nack_decode(const uint8_t *buf, size_t len_bytes, struct rdti_nack *out,

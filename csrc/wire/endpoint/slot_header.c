@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "wire/fields.h"
 
-#define UNPADDED_BYTES (16 + 8 * RDT_MAX_NDIM + 8 + RDT_REMOTE_REGION_BYTES)
+#define UNPADDED_BYTES (16 + 8 * RDT_MAX_NDIM + RDTI_PLACE_BYTES)
 
 _Static_assert(UNPADDED_BYTES <= RDTI_SLOT_HEADER_BYTES, "the padding is not negative");
 _Static_assert(RDTI_SLOT_HEADER_BYTES % RDTI_SLOT_ALIGN == 0,
@@ -33,21 +33,21 @@ rdti_slot_header_encode(const struct rdti_slot_header *in, uint8_t out[RDTI_SLOT
     rdti_write_u32(&w, 0);
     for (uint32_t i = 0; i < RDT_MAX_NDIM; i++)
         rdti_write_u64(&w, i < in->ndim ? in->dims[i] : 0);
-    rdti_write_u64(&w, in->region_off);
-    rdti_write_region(&w, slot_header_has_region(&in->region), &in->region);
+    rdti_write_place(&w, slot_header_has_region(&in->place.region), &in->place);
     rdti_write_zeros(&w, RDTI_SLOT_HEADER_BYTES - UNPADDED_BYTES);
 }
 
-/* A descriptor or zeros, at the reader's position. */
+/* A place or zeros, at the reader's position. */
 static void
-slot_header_read_optional_region(struct rdti_fields *f, struct rdt_remote_region *out)
+slot_header_read_optional_place(struct rdti_fields *f, struct rdti_place *out)
 {
-    static const uint8_t none[RDT_REMOTE_REGION_BYTES];
+    static const uint8_t none[RDTI_PLACE_BYTES];
     const bool is_present = f->r.left >= sizeof(none) && memcmp(f->r.p, none, sizeof(none)) != 0;
 
-    rdti_fields_region(f, is_present, out, "bad region descriptor");
+    rdti_fields_place(f, is_present, out);
     /* The encoder writes a zero struct as zeros; its descriptor would be a second encoding. */
-    rdti_fields_require(f, is_present == slot_header_has_region(out), "a descriptor of no region");
+    rdti_fields_require(f, is_present == slot_header_has_region(&out->region),
+                        "a descriptor of no region");
 }
 
 rdt_status
@@ -70,10 +70,7 @@ rdti_slot_header_decode(const uint8_t *buf, size_t len_bytes, struct rdti_slot_h
         header.dims[i] = rdti_read_u64(&f.r);
         rdti_fields_require(&f, i < header.ndim || header.dims[i] == 0, "dims beyond ndim");
     }
-    header.region_off = rdti_read_u64(&f.r);
-    slot_header_read_optional_region(&f, &header.region);
-    rdti_fields_require(&f, header.region_off <= header.region.len_bytes,
-                        "the offset leaves the region");
+    slot_header_read_optional_place(&f, &header.place);
     rdti_fields_zeros(&f, RDTI_SLOT_HEADER_BYTES - UNPADDED_BYTES, "the padding is not zero");
     rdti_fields_require(&f,
                         rdti_tensor_bytes(header.dtype, header.ndim, header.dims, &tensor_bytes,

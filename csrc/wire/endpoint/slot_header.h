@@ -8,16 +8,16 @@
 #include <stdint.h>
 
 #include "rdmatensor.h"
+#include "wire/place.h"
 
 struct rdti_slot_header {
     uint32_t epoch;
     uint32_t dtype;
     uint32_t ndim;
     uint64_t dims[RDT_MAX_NDIM];
-    uint64_t region_off;             /* dynamic only, else 0 */
-    struct rdt_remote_region region; /* dynamic only, else zero */
+    struct rdti_place place; /* dynamic only, else zero */
 };
-/* epoch, dtype, ndim, zero; dims; region_off; region or zeros: 152 bytes, padded with zeros */
+/* epoch, dtype, ndim, zero; dims; place or zeros: 152 bytes, padded with zeros */
 #define RDTI_SLOT_HEADER_BYTES 192
 /* The header lies at a multiple of this after the payload, and the data after it is aligned as
  * tensors are. */

@@ -18,10 +18,8 @@ rdti_placement_encode(const struct rdti_placement *in, uint8_t out[RDTI_PLACEMEN
 
     rdti_write_u8(&w, (uint8_t)in->saying);
     rdti_write_u8(&w, (uint8_t)in->number);
-    if (in->saying == RDTI_PLACEMENT_NEW) {
-        rdti_write_region(&w, true, &in->region);
-        rdti_write_u64(&w, in->off_bytes);
-    }
+    if (in->saying == RDTI_PLACEMENT_NEW)
+        rdti_write_place(&w, true, &in->place);
     return len_bytes;
 }
 
@@ -43,12 +41,8 @@ rdti_placement_decode(const uint8_t *buf, size_t len_bytes, struct rdti_placemen
     rdti_fields_require(&f, placement.saying <= RDTI_PLACEMENT_KNOWN, "no such saying");
     rdti_fields_require(&f, placement.saying != RDTI_PLACEMENT_NONE || placement.number == 0,
                         "none has a number");
-    if (placement.saying == RDTI_PLACEMENT_NEW) {
-        rdti_fields_region(&f, true, &placement.region, "bad region descriptor");
-        placement.off_bytes = rdti_read_u64(&f.r);
-        rdti_fields_require(&f, placement.off_bytes <= placement.region.len_bytes,
-                            "the offset leaves the region");
-    }
+    if (placement.saying == RDTI_PLACEMENT_NEW)
+        rdti_fields_place(&f, true, &placement.place);
     status = rdti_fields_end(&f, "place of a tensor", err);
     if (status == RDT_OK)
         *out = placement;

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "rdmatensor.h"
+#include "wire/place.h"
 
 enum {
     RDTI_PLACEMENT_NONE = 0,
@@ -16,12 +17,11 @@ enum {
 };
 
 struct rdti_placement {
-    uint32_t saying;                 /* RDTI_PLACEMENT_*; one byte, as the next */
-    uint32_t number;                 /* 0 for NONE */
-    struct rdt_remote_region region; /* for NEW, as the next; else zeros */
-    uint64_t off_bytes;              /* of the tensor in the region, inside it */
+    uint32_t saying;         /* RDTI_PLACEMENT_*; one byte, as the next */
+    uint32_t number;         /* 0 for NONE */
+    struct rdti_place place; /* for NEW; else zeros */
 };
-#define RDTI_PLACEMENT_BYTES (2 + RDT_REMOTE_REGION_BYTES + 8)
+#define RDTI_PLACEMENT_BYTES (2 + RDTI_PLACE_BYTES)
 #define RDTI_PLACEMENT_BRIEF_BYTES 2
 
 /* Returns the length. */

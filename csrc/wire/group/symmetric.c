@@ -12,8 +12,7 @@ rdti_card_encode(const struct rdti_card *in, uint8_t out[RDTI_CARD_BYTES])
     rdti_write_u64(&w, in->number);
     rdti_write_u64(&w, in->buffer_bytes);
     rdti_write_u64(&w, in->pad_bytes);
-    rdti_write_u64(&w, in->off_bytes);
-    rdti_write_region(&w, in->number != RDTI_CARD_NOBODYS, &in->region);
+    rdti_write_place(&w, in->number != RDTI_CARD_NOBODYS, &in->buffer);
 }
 
 rdt_status
@@ -29,10 +28,7 @@ rdti_card_decode(const uint8_t *buf, size_t len_bytes, struct rdti_card *out, st
     card.number = rdti_read_u64(&f.r);
     card.buffer_bytes = rdti_read_u64(&f.r);
     card.pad_bytes = rdti_read_u64(&f.r);
-    card.off_bytes = rdti_read_u64(&f.r);
-    rdti_fields_region(&f, card.number != RDTI_CARD_NOBODYS, &card.region, "bad region descriptor");
-    rdti_fields_require(&f, card.off_bytes <= card.region.len_bytes,
-                        "the offset leaves the region");
+    rdti_fields_place(&f, card.number != RDTI_CARD_NOBODYS, &card.buffer);
     status = rdti_fields_end(&f, "card of symmetric memory", err);
     if (status == RDT_OK)
         *out = card;

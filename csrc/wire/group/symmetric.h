@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "rdmatensor.h"
+#include "wire/place.h"
 
 /* The number of a card without memory: a member that has none sends it, and all members stop. */
 #define RDTI_CARD_NOBODYS UINT64_MAX
@@ -16,10 +17,9 @@ struct rdti_card {
     uint64_t number; /* of the group's rendezvous */
     uint64_t buffer_bytes;
     uint64_t pad_bytes;
-    uint64_t off_bytes;              /* of the buffer in the region, inside it */
-    struct rdt_remote_region region; /* zeros on a card without memory */
+    struct rdti_place buffer; /* zeros on a card without memory */
 };
-#define RDTI_CARD_BYTES (4 * 8 + RDT_REMOTE_REGION_BYTES)
+#define RDTI_CARD_BYTES (3 * 8 + RDTI_PLACE_BYTES)
 
 void rdti_card_encode(const struct rdti_card *in, uint8_t out[RDTI_CARD_BYTES]);
 /* RDT_EPROTO: wrong length, a bad descriptor, an offset outside the region. The caller checks that

@@ -96,8 +96,8 @@ tell(rdt_group *group, rdt_region *region)
             remote.len_bytes = lie->region_bytes;
         stage[0] = lie->saying;
         stage[1] = lie->number;
-        rdt_remote_region_encode(&remote, stage + 2);
-        memcpy(stage + 2 + RDT_REMOTE_REGION_BYTES, &lie->off_bytes, sizeof(uint64_t));
+        memcpy(stage + 2, &lie->off_bytes, sizeof(uint64_t));
+        rdt_remote_region_encode(&remote, stage + 2 + sizeof(uint64_t));
     }
     atomic_store(&board->place.is_busy, lie->is_busy ? 1 : 0);
     if (lie->tick != 0)

@@ -124,7 +124,7 @@ TEST(answers_to_nothing_and_places_that_are_none)
 {
     struct prey prey;
     struct rdti_message head;
-    struct rdti_cts cts = {
+    struct rdti_place place = {
         .region = {.len_bytes = 4096, .segment = 0, .index = 3, .generation = 99}};
     uint8_t body[RDTI_NACK_BYTES] = {0};
 
@@ -154,20 +154,20 @@ TEST(answers_to_nothing_and_places_that_are_none)
     REFUSED(&head, body, sizeof(body), "not plain text");
     head = plain(&prey, RDTI_MESSAGE_CTS);
     head.id = id;
-    rdti_cts_encode(&cts, body);
-    REFUSED(&head, body, RDTI_CTS_BYTES, "empty or not its own");
-    memcpy(cts.region.owner, rdti_endpoint_uuid(prey.m->ep), RDT_UUID_BYTES);
-    cts.region_off = 4096;
-    rdti_cts_encode(&cts, body);
-    REFUSED(&head, body, RDTI_CTS_BYTES, "empty or not its own");
+    rdti_place_encode(&place, body);
+    REFUSED(&head, body, RDTI_PLACE_BYTES, "empty or not its own");
+    memcpy(place.region.owner, rdti_endpoint_uuid(prey.m->ep), RDT_UUID_BYTES);
+    place.off_bytes = 4096;
+    rdti_place_encode(&place, body);
+    REFUSED(&head, body, RDTI_PLACE_BYTES, "empty or not its own");
     memset(body, 0xff, sizeof(body));
     struct rdt_error err;
-    CHECK_STATUS(feed(&prey, &head, body, RDTI_CTS_BYTES, &err), RDT_EPROTO);
+    CHECK_STATUS(feed(&prey, &head, body, RDTI_PLACE_BYTES, &err), RDT_EPROTO);
     CHECK_STATUS(rdt_transfer_test(prey.offered, NULL), RDT_EAGAIN); /* none of that touched it */
     /* A freed place: the send ends, and says why. */
-    cts.region_off = 0;
-    rdti_cts_encode(&cts, body);
-    IGNORED(&head, body, RDTI_CTS_BYTES);
+    place.off_bytes = 0;
+    rdti_place_encode(&place, body);
+    IGNORED(&head, body, RDTI_PLACE_BYTES);
     CHECK(rdt_transfer_test(prey.offered, &err) < RDT_OK);
     prey_free(&prey);
 }
@@ -177,9 +177,9 @@ TEST(places_and_receives_that_are_none)
 {
     struct prey prey;
     struct rdti_message head;
-    struct rdti_cts cts = {
+    struct rdti_place place = {
         .region = {.len_bytes = LARGE_BYTES, .segment = 0, .index = 3, .generation = 99}};
-    uint8_t body[RDTI_CTS_BYTES];
+    uint8_t body[RDTI_PLACE_BYTES];
     struct rdt_error err;
 
     prey_make(&prey);
@@ -194,10 +194,10 @@ TEST(places_and_receives_that_are_none)
     head = plain(&prey, RDTI_MESSAGE_PLACE);
     head.id = 5;
     head.len_bytes = LARGE_BYTES;
-    rdti_cts_encode(&cts, body);
+    rdti_place_encode(&place, body);
     REFUSED(&head, body, sizeof(body), "empty or not its own");
-    memcpy(cts.region.owner, rdti_endpoint_uuid(prey.m->ep), RDT_UUID_BYTES);
-    rdti_cts_encode(&cts, body);
+    memcpy(place.region.owner, rdti_endpoint_uuid(prey.m->ep), RDT_UUID_BYTES);
+    rdti_place_encode(&place, body);
     const uint64_t lengths[] = {0, LARGE_BYTES + 1, UINT64_MAX};
     for (size_t i = 0; i < 3; i++) {
         head.len_bytes = lengths[i];
@@ -327,9 +327,9 @@ TEST(messages_that_landed_nowhere)
 TEST(receives_of_tags_that_are_none)
 {
     struct prey prey;
-    struct rdti_cts cts = {
+    struct rdti_place place = {
         .region = {.len_bytes = LARGE_BYTES, .segment = 0, .index = 3, .generation = 99}};
-    uint8_t body[RDTI_CTS_BYTES];
+    uint8_t body[RDTI_PLACE_BYTES];
 
     prey_make(&prey);
     struct rdti_message head = plain(&prey, RDTI_MESSAGE_STAND);
@@ -351,8 +351,8 @@ TEST(receives_of_tags_that_are_none)
     head = plain(&prey, RDTI_MESSAGE_PLACE);
     head.id = 5;
     head.len_bytes = LARGE_BYTES;
-    memcpy(cts.region.owner, rdti_endpoint_uuid(prey.m->ep), RDT_UUID_BYTES);
-    rdti_cts_encode(&cts, body);
+    memcpy(place.region.owner, rdti_endpoint_uuid(prey.m->ep), RDT_UUID_BYTES);
+    rdti_place_encode(&place, body);
     IGNORED(&head, body, sizeof(body));
     IGNORED(&head, body, sizeof(body)); /* anew: nothing waits for it */
     head.count = 2;
@@ -448,7 +448,8 @@ TEST(offers_of_memory_that_is_not_theirs)
     struct prey prey;
     struct rdti_message head;
     struct rdti_rts rts = {
-        .has_region = 1, .region = {.len_bytes = 4096, .segment = 0, .index = 1, .generation = 1}};
+        .has_region = 1,
+        .place = {.region = {.len_bytes = 4096, .segment = 0, .index = 1, .generation = 1}}};
     uint8_t body[RDTI_RTS_BYTES];
 
     prey_make(&prey);
@@ -459,8 +460,8 @@ TEST(offers_of_memory_that_is_not_theirs)
     CHECK_STATUS(feed(&prey, &head, body, sizeof(body), &err), RDT_EPROTO);
     rdti_rts_encode(&rts, body);
     REFUSED(&head, body, sizeof(body), "outside of its own memory"); /* another owner */
-    memcpy(rts.region.owner, rdti_endpoint_uuid(prey.m->ep), RDT_UUID_BYTES);
-    rts.region_off = 1;
+    memcpy(rts.place.region.owner, rdti_endpoint_uuid(prey.m->ep), RDT_UUID_BYTES);
+    rts.place.off_bytes = 1;
     rdti_rts_encode(&rts, body);
     REFUSED(&head, body, sizeof(body), "outside of its own memory");
     head.len_bytes = UINT64_MAX;

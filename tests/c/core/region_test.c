@@ -113,6 +113,7 @@ TEST(region_that_is_lent_is_of_one_operation)
     static uint8_t memory[4096];
     struct rdt_remote_region remote;
     struct rdti_target target;
+    struct rdti_place place;
     uint32_t drained = 0;
     rdt_region *lent;
     rdt_region *registered;
@@ -122,12 +123,13 @@ TEST(region_that_is_lent_is_of_one_operation)
     rig.expect_count = 1;
     CHECK_OK(rdti_regions_lend(rig.regions, memory, sizeof(memory), &lent, &err), &err);
     CHECK_NULL(rdti_regions_find(rig.regions, memory, 1));
-    CHECK_STATUS(rdti_regions_export_at(rig.regions, memory, 1, &remote, &err), RDT_EAGAIN);
+    CHECK_STATUS(rdti_regions_place_at(rig.regions, memory, 1, &place, &err), RDT_EAGAIN);
     CHECK_OK(rdti_regions_register(rig.regions, memory, 100, &registered, &err), &err);
-    CHECK_OK(rdti_regions_export_at(rig.regions, memory + 50, 50, &remote, &err), &err);
-    CHECK_HEX_EQ(remote.addr, (uintptr_t)memory);
-    CHECK_UINT_EQ(remote.len_bytes, 100);
-    CHECK_STATUS(rdti_regions_export_at(rig.regions, memory + 50, 51, &remote, &err), RDT_EAGAIN);
+    CHECK_OK(rdti_regions_place_at(rig.regions, memory + 50, 50, &place, &err), &err);
+    CHECK_HEX_EQ(place.region.addr, (uintptr_t)memory);
+    CHECK_UINT_EQ(place.region.len_bytes, 100);
+    CHECK_UINT_EQ(place.off_bytes, 50);
+    CHECK_STATUS(rdti_regions_place_at(rig.regions, memory + 50, 51, &place, &err), RDT_EAGAIN);
 
     /* Its one peer is done: nobody is asked, and a read of it that is not over is waited for. */
     remote = export(lent);

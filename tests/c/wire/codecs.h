@@ -99,6 +99,13 @@ rng_region(struct rng *rng, struct rdt_remote_region *out)
     out->rkey = rng_u32(rng);
 }
 
+static inline void
+rng_place(struct rng *rng, struct rdti_place *out)
+{
+    rng_region(rng, &out->region);
+    out->off_bytes = rng_u64(rng) % (out->region.len_bytes + 1);
+}
+
 static inline uint32_t
 rng_dtype(struct rng *rng)
 {
@@ -142,7 +149,7 @@ union any_value {
     struct rdti_move move;
     struct rdti_message message;
     struct rdti_rts rts;
-    struct rdti_cts cts;
+    struct rdti_place place;
     struct rdti_nack nack;
     struct rdti_sums sums;
     struct rdti_sums_get sums_get;
@@ -190,7 +197,7 @@ FIXED_CODEC(rdti_reject, reject, RDTI_REJECT_BYTES)
 FIXED_CODEC(rdti_join, join, RDTI_JOIN_BYTES)
 FIXED_CODEC(rdti_message, message, RDTI_MESSAGE_HEAD_BYTES)
 FIXED_CODEC(rdti_rts, rts, RDTI_RTS_BYTES)
-FIXED_CODEC(rdti_cts, cts, RDTI_CTS_BYTES)
+FIXED_CODEC(rdti_place, place, RDTI_PLACE_BYTES)
 FIXED_CODEC(rdti_nack, nack, RDTI_NACK_BYTES)
 FIXED_CODEC(rdti_sums_get, sums_get, RDTI_SUMS_GET_BYTES)
 FIXED_CODEC(rdti_slot_header, slot_header, RDTI_SLOT_HEADER_BYTES)
@@ -441,20 +448,14 @@ fill_rts(struct rng *rng, void *value)
     v->addr = rng_u64(rng);
     v->canary_addr = rng_u64(rng);
     v->canary = rng_u64(rng);
-    v->region_off = rng_u64(rng);
-    if (v->has_region != 0) {
-        rng_region(rng, &v->region);
-        v->region_off = rng_u64(rng) % (v->region.len_bytes + 1);
-    }
+    if (v->has_region != 0)
+        rng_place(rng, &v->place);
 }
 
 static inline void
-fill_cts(struct rng *rng, void *value)
+fill_place(struct rng *rng, void *value)
 {
-    struct rdti_cts *v = value;
-
-    rng_region(rng, &v->region);
-    v->region_off = rng_u64(rng) % (v->region.len_bytes + 1);
+    rng_place(rng, value);
 }
 
 static inline void
@@ -507,10 +508,8 @@ fill_slot_header(struct rng *rng, void *value)
     v->dtype = rng_dtype(rng);
     v->ndim = rng_below(rng, RDT_MAX_NDIM + 1);
     rng_dims(rng, v->ndim, v->dims);
-    if (rng_below(rng, 2) == 0) {
-        rng_region(rng, &v->region);
-        v->region_off = rng_u64(rng) % (v->region.len_bytes + 1);
-    }
+    if (rng_below(rng, 2) == 0)
+        rng_place(rng, &v->place);
 }
 
 #include "codecs_verbs.h"
@@ -558,10 +557,8 @@ fill_placement(struct rng *rng, void *value)
 
     v->saying = rng_below(rng, RDTI_PLACEMENT_KNOWN + 1);
     v->number = v->saying == RDTI_PLACEMENT_NONE ? 0 : rng_below(rng, UINT8_MAX + 1);
-    if (v->saying == RDTI_PLACEMENT_NEW) {
-        rng_region(rng, &v->region);
-        v->off_bytes = rng_u64(rng) % (v->region.len_bytes + 1);
-    }
+    if (v->saying == RDTI_PLACEMENT_NEW)
+        rng_place(rng, &v->place);
 }
 
 static inline void
@@ -572,10 +569,8 @@ fill_card(struct rng *rng, void *value)
     v->number = rng_below(rng, 4) == 0 ? RDTI_CARD_NOBODYS : rng_u64(rng) >> 1;
     v->buffer_bytes = rng_u64(rng);
     v->pad_bytes = rng_u64(rng);
-    if (v->number != RDTI_CARD_NOBODYS) {
-        rng_region(rng, &v->region);
-        v->off_bytes = rng_u64(rng) % (v->region.len_bytes + 1);
-    }
+    if (v->number != RDTI_CARD_NOBODYS)
+        rng_place(rng, &v->buffer);
 }
 
 static inline void
@@ -624,7 +619,7 @@ static const struct codec codecs[] = {
           RDTI_MOVE_FIXED_BYTES + RDTI_OFFER_MAX_BYTES, false),
     ENTRY(message, struct rdti_message, RDTI_MESSAGE_HEAD_BYTES, RDTI_MESSAGE_HEAD_BYTES, true),
     ENTRY(rts, struct rdti_rts, RDTI_RTS_BYTES, RDTI_RTS_BYTES, false),
-    ENTRY(cts, struct rdti_cts, RDTI_CTS_BYTES, RDTI_CTS_BYTES, false),
+    ENTRY(place, struct rdti_place, RDTI_PLACE_BYTES, RDTI_PLACE_BYTES, false),
     ENTRY(nack, struct rdti_nack, RDTI_NACK_BYTES, RDTI_NACK_BYTES, false),
     ENTRY(sums, struct rdti_sums, RDTI_SUMS_FIXED_BYTES, RDTI_SUMS_BYTES_MAX, false),
     ENTRY(sums_get, struct rdti_sums_get, RDTI_SUMS_GET_BYTES, RDTI_SUMS_GET_BYTES, false),

@@ -2,7 +2,7 @@
  * Mailbox messages and what follows a rendezvous' head. */
 #include "codecs.h"
 
-static const char *const names[] = {"message", "rts", "cts", "nack", "sums", "sums_get"};
+static const char *const names[] = {"message", "rts", "place", "nack", "sums", "sums_get"};
 #define NAMES (sizeof(names) / sizeof(names[0]))
 
 TEST(messages_round_trip)
@@ -72,7 +72,8 @@ TEST(footprint_counts_whole_units_and_inline_payload)
 TEST(rts_refuses_flags_filler_and_offsets)
 {
     const struct rdti_rts none = {.has_process = 1, .pid = 5};
-    struct rdti_rts rts = {.has_region = 1, .region_off = 100, .region = {.len_bytes = 100}};
+    struct rdti_rts rts = {.has_region = 1,
+                           .place = {.off_bytes = 100, .region = {.len_bytes = 100}}};
     uint8_t wire[RDTI_RTS_BYTES];
     union any_value out;
     const struct codec *codec = codec_named("rts");
@@ -84,7 +85,7 @@ TEST(rts_refuses_flags_filler_and_offsets)
         wire[off] = 2; /* flags are 0 or 1, the filler 0 */
         CHECK_INT_EQ(decode_strictly(codec, wire, sizeof(wire), &out), RDT_EPROTO);
     }
-    rts.region_off = 101;
+    rts.place.off_bytes = 101;
     rdti_rts_encode(&rts, wire);
     CHECK_INT_EQ(decode_strictly(codec, wire, sizeof(wire), &out), RDT_EPROTO);
     rdti_rts_encode(&none, wire);

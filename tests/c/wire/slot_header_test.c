@@ -23,8 +23,8 @@ TEST(slot_header_lies_at_the_documented_offsets)
                                             .dtype = RDT_F32,
                                             .ndim = 2,
                                             .dims = {3, 4, 99}, /* the third is not said */
-                                            .region_off = 5,
-                                            .region = {.len_bytes = 10, .index = 6}};
+                                            .place = {.off_bytes = 5,
+                                                      .region = {.len_bytes = 10, .index = 6}}};
     uint8_t wire[RDTI_SLOT_HEADER_BYTES];
     struct rdti_slot_header back;
 
@@ -63,7 +63,7 @@ TEST(slot_header_refuses_each_bad_field)
     const struct rdti_slot_header header = {.dtype = RDT_F32,
                                             .ndim = 2,
                                             .dims = {3, 4},
-                                            .region = {.len_bytes = 10}};
+                                            .place = {.region = {.len_bytes = 10}}};
 
     for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
         uint8_t wire[RDTI_SLOT_HEADER_BYTES];

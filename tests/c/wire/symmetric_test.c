@@ -5,8 +5,8 @@
 static const struct rdti_card sample = {.number = 0x11,
                                         .buffer_bytes = 0x22,
                                         .pad_bytes = 0x33,
-                                        .off_bytes = 0x44,
-                                        .region = {.len_bytes = 0x55}};
+                                        .buffer = {.off_bytes = 0x44,
+                                                   .region = {.len_bytes = 0x55}}};
 
 TEST(cards_round_trip)
 {
@@ -25,19 +25,19 @@ TEST(cards_survive_every_bit_flip)
 
 TEST(a_card_lies_at_the_documented_offsets)
 {
-    const uint8_t zeros[RDT_REMOTE_REGION_BYTES] = {0};
+    const uint8_t zeros[RDTI_PLACE_BYTES] = {0};
     uint8_t region[RDT_REMOTE_REGION_BYTES];
     uint8_t wire[RDTI_CARD_BYTES];
     struct rdti_card nobodys = sample;
 
     rdti_card_encode(&sample, wire);
-    rdt_remote_region_encode(&sample.region, region);
+    rdt_remote_region_encode(&sample.buffer.region, region);
     for (size_t i = 0; i < 4; i++)
         CHECK_UINT_EQ(rdti_get_u64(wire + 8 * i), 0x11 * (i + 1));
     CHECK_MEM_EQ(wire + 32, region, sizeof(region));
     nobodys.number = RDTI_CARD_NOBODYS;
     rdti_card_encode(&nobodys, wire);
-    CHECK_MEM_EQ(wire + 32, zeros, sizeof(zeros));
+    CHECK_MEM_EQ(wire + 24, zeros, sizeof(zeros));
 }
 
 TEST(a_card_refuses_each_bad_field)
