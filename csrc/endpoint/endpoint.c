@@ -221,7 +221,7 @@ endpoint_on_relied_over(struct rdti_op *op, rdt_status status, const struct rdt_
     rdti_transfer_op_complete(op, status, err);
 }
 
-/* The peer counts slots' tensors, credits and messages: if one were missing, it would take the next
+/* The peer counts what lands, credits and messages: if one were missing, it would take the next
  * one for it. Users' own numbers are only passed on. */
 static void
 endpoint_mark_relied(rdt_endpoint *ep, struct rdt_transfer *t)
@@ -396,6 +396,12 @@ endpoint_refuse_unsummed(const rdt_endpoint *ep, uint32_t notification, struct r
                                (int)rdti_endpoint_rank(ep), notification);
 }
 
+static uint32_t
+endpoint_protocol_of(enum rdti_notify_kind kind)
+{
+    return kind == RDTI_NOTIFY_IS_STREAM ? RDTI_PROTOCOL_MESSAGES : RDTI_PROTOCOL_SLOTS;
+}
+
 static rdt_status
 endpoint_notify_protocol(rdt_endpoint *ep, uint32_t protocol, enum rdti_notify_kind kind,
                          uint32_t value, uint32_t epoch, struct rdt_error *err)
@@ -424,9 +430,11 @@ rdti_endpoint_on_notify(rdt_endpoint *ep, uint32_t notification)
     }
     switch (kind) {
     case RDTI_NOTIFY_IS_SLOT:
+    case RDTI_NOTIFY_IS_STREAM:
         status = rdti_context_verifies(ep->ctx)
                      ? endpoint_refuse_unsummed(ep, notification, &err)
-                     : endpoint_notify_protocol(ep, RDTI_PROTOCOL_SLOTS, kind, value, epoch, &err);
+                     : endpoint_notify_protocol(ep, endpoint_protocol_of(kind), kind, value, epoch,
+                                                &err);
         break;
     case RDTI_NOTIFY_IS_CREDIT:
         status = endpoint_notify_protocol(ep, RDTI_PROTOCOL_SLOTS, kind, value, epoch, &err);
@@ -465,7 +473,8 @@ rdti_endpoint_on_summed(rdt_endpoint *ep, uint32_t notification, bool is_stale,
     const enum rdti_notify_kind kind = rdti_notify_parse(notification, &value, &epoch);
     switch (kind) {
     case RDTI_NOTIFY_IS_SLOT: /* of a destroyed slot it means nothing */
-        return endpoint_notify_protocol(ep, RDTI_PROTOCOL_SLOTS, kind, value, epoch, err);
+    case RDTI_NOTIFY_IS_STREAM:
+        return endpoint_notify_protocol(ep, endpoint_protocol_of(kind), kind, value, epoch, err);
     case RDTI_NOTIFY_IS_USER:
         return endpoint_push_inbox(ep, is_stale ? RDTI_INBOX_STALE : value, err);
     default:

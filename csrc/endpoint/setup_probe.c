@@ -50,7 +50,7 @@ setup_probe_drop_verbs(rdt_endpoint *ep)
         (setup->hello.transports & bit) == 0)
         return;
     setup->hello.transports &= ~bit;
-    setup->next_place = 0;
+    setup->next_contact = 0;
 }
 
 /* The connector goes on with the next place; the listener waits for it, but not for ever. */

@@ -10,6 +10,7 @@
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "message/mailbox_impl.h"
+#include "message/persistent_impl.h"
 #include "message/request_impl.h"
 #include "wire/bytes.h"
 #include "wire/notify.h"
@@ -26,35 +27,6 @@ rdti_sums_make(const void *src, uint64_t len_bytes)
     if (sums != NULL)
         rdti_crc32c_chunks(src, len_bytes, sums);
     return sums;
-}
-
-static uint32_t
-checksum_extend(uint32_t digest, uint32_t sum)
-{
-    uint8_t pair[8];
-
-    rdti_put_u32(pair, digest);
-    rdti_put_u32(pair + 4, sum);
-    return rdti_crc32c(pair, sizeof(pair));
-}
-
-uint32_t
-rdti_sums_digest(const void *data, uint64_t len_bytes, const uint32_t *sums)
-{
-    uint32_t own[64];
-    const uint64_t most = sizeof(own) / sizeof(own[0]) * RDT_SUM_CHUNK_BYTES;
-    uint32_t digest = 0;
-
-    for (uint64_t done = 0; done < len_bytes; done += most) {
-        const uint64_t len = len_bytes - done < most ? len_bytes - done : most;
-        const uint32_t *some = sums != NULL ? sums + done / RDT_SUM_CHUNK_BYTES : own;
-
-        if (sums == NULL)
-            rdti_crc32c_chunks((const uint8_t *)data + done, len, own);
-        for (size_t i = 0; i < rdti_sum_count(len); i++)
-            digest = checksum_extend(digest, some[i]);
-    }
-    return digest;
 }
 
 /* ---- Comparing --------------------------------------------------------------------------- */
@@ -125,11 +97,10 @@ checksum_name_message(const struct rdti_request *request, struct rdti_sums_subje
 
 /* ---- Writes: the sender ------------------------------------------------------------------ */
 
-/* One WRITTEN for each RDTI_SUMS_MAX chunks; the last has the notification. */
-static void
-checksum_tell_range(struct rdti_mailbox *m, const struct rdt_remote_region *region,
-                    uint64_t off_bytes, uint64_t len_bytes, const uint32_t *sums,
-                    uint32_t notification)
+void
+rdti_sums_tell_written(struct rdti_mailbox *m, const struct rdt_remote_region *region,
+                       uint64_t off_bytes, uint64_t len_bytes, const uint32_t *sums,
+                       uint32_t notification)
 {
     uint64_t done = 0;
 
@@ -228,12 +199,12 @@ rdti_sums_post(rdt_endpoint *ep, struct rdt_transfer *t, const struct rdt_block 
     for (uint32_t i = 0; i < written.range_count; i++) {
         const struct range *range = &written.ranges[i];
         const bool is_last = i + 1 == written.range_count;
-        checksum_tell_range(m, &remote, range->off_bytes, range->len_bytes, sums,
-                            is_last ? notification : RDTI_NOTIFY_NONE);
+        rdti_sums_tell_written(m, &remote, range->off_bytes, range->len_bytes, sums,
+                               is_last ? notification : RDTI_NOTIFY_NONE);
         sums += rdti_sum_count(range->len_bytes);
     }
     if (written.range_count == 0 && notification != RDTI_NOTIFY_NONE)
-        checksum_tell_range(m, &remote, 0, 0, NULL, notification);
+        rdti_sums_tell_written(m, &remote, 0, 0, NULL, notification);
     rdti_sums_push(m);
     rdti_engine_leave(m->ctx->engine);
     free(written.ranges);
@@ -243,21 +214,31 @@ rdti_sums_post(rdt_endpoint *ep, struct rdt_transfer *t, const struct rdt_block 
 /* ---- Writes: the receiver ---------------------------------------------------------------- */
 
 static struct rdti_request *
-checksum_find_granted(const struct rdti_mailbox *m, const struct rdti_sums *sums)
+checksum_find_in(struct rdti_list *receives, const void *at)
 {
-    for (struct rdti_list *node = m->granted.next; node != &m->granted; node = node->next) {
+    for (struct rdti_list *node = receives->next; node != receives; node = node->next) {
         struct rdti_request *receive = RDTI_CONTAINER(node, struct rdti_request, link);
-        struct rdt_remote_region remote;
-        if (rdt_region_export(receive->region, &remote, NULL) == RDT_OK &&
-            remote.index == sums->index)
+        if ((uintptr_t)at - (uintptr_t)receive->buf < receive->len_bytes)
             return receive;
     }
     return NULL;
 }
 
+/* The receive that is to land there, or NULL. */
+static struct rdti_request *
+checksum_find_receive(struct rdti_mailbox *m, const void *at)
+{
+    struct rdti_request *receive = checksum_find_in(&m->granted, at);
+
+    for (struct rdti_list *node = m->rx_streams.next; node != &m->rx_streams && receive == NULL;
+         node = node->next)
+        receive = checksum_find_in(&RDTI_CONTAINER(node, struct rdti_rx_stream, link)->told, at);
+    return receive;
+}
+
 static void
 checksum_name_region(const struct rdti_mailbox *m, const struct rdti_sums *sums,
-                     const struct rdti_request *granted, struct rdti_sums_subject *out)
+                     const struct rdti_request *receive, struct rdti_sums_subject *out)
 {
     uint64_t off_bytes = sums->off_bytes;
     const char *slot = rdti_endpoint_name_at(m->ep, sums->index, &off_bytes);
@@ -265,8 +246,8 @@ checksum_name_region(const struct rdti_mailbox *m, const struct rdti_sums *sums,
     out->off_bytes = off_bytes;
     if (slot != NULL)
         (void)snprintf(out->text, sizeof(out->text), "slot '%s'", slot);
-    else if (granted != NULL)
-        checksum_name_message(granted, out);
+    else if (receive != NULL)
+        checksum_name_message(receive, out);
     else
         (void)snprintf(out->text, sizeof(out->text), "region %u, written by a write", sums->index);
 }
@@ -294,12 +275,12 @@ rdti_sums_on_written(struct rdti_mailbox *m, const uint8_t *body, uint64_t body_
         return rdti_error_set_rank(err, RDT_EPROTO, rank,
                                    "rank %d summed bytes outside of our memory: %s", (int)rank,
                                    why.message);
-    struct rdti_request *granted = checksum_find_granted(m, &sums);
-    checksum_name_region(m, &sums, granted, &subject);
+    struct rdti_request *receive = checksum_find_receive(m, target.addr);
+    checksum_name_region(m, &sums, receive, &subject);
     status = rdti_sums_compare(m->ep, target.addr, sums.len_bytes, sums.sums, &subject, err);
     rdti_regions_release(m->ctx->regions, &target);
-    if (granted != NULL)
-        granted->checked_bytes += sums.len_bytes;
+    if (receive != NULL && receive->state == RDTI_REQUEST_GRANTED)
+        receive->checked_bytes += sums.len_bytes;
     return status == RDT_OK ? rdti_endpoint_on_summed(m->ep, sums.notification, false, err)
                             : status;
 }
@@ -347,13 +328,6 @@ rdti_sums_of_granted(struct rdti_request *send, uint64_t len_bytes)
         return rdti_sums_make((const uint8_t *)send->buf + send->done_bytes, len_bytes);
     send->sums = NULL;
     return sums;
-}
-
-void
-rdti_sums_tell_granted(struct rdti_mailbox *m, const struct rdt_remote_region *region,
-                       uint64_t region_off, uint64_t len_bytes, const uint32_t *sums)
-{
-    checksum_tell_range(m, region, region_off, len_bytes, sums, RDTI_NOTIFY_NONE);
 }
 
 /* They come one after the other, and their RTS is next. */
@@ -411,40 +385,22 @@ rdti_sums_check_receive(struct rdti_request *receive, struct rdt_error *err)
                              receive->sums + from / RDT_SUM_CHUNK_BYTES, &subject, err);
 }
 
-/* Checks a payload that lies in its place, all of it. */
-static rdt_status
-checksum_check_whole(struct rdti_request *receive, uint32_t source, uint64_t len_bytes,
-                     bool is_same, struct rdt_error *err)
-{
-    rdt_context *ctx = receive->scope->ctx;
-    const int32_t rank = rdti_scope_global_rank(receive->scope, source);
-    struct rdti_sums_subject subject = {.off_bytes = 0};
-
-    rdti_count(&ctx->counters.verified_bytes, len_bytes);
-    if (is_same)
-        return RDT_OK;
-    checksum_name_message(receive, &subject);
-    rdt_endpoint *ep = receive->scope->members[source].ep;
-    if (ep != NULL)
-        return checksum_corrupt(ep, &subject, 0, len_bytes, err);
-    rdti_count(&ctx->counters.mismatches, 1); /* it came over a path that is gone */
-    return rdti_error_set_rank(err, RDT_ECORRUPT, rank, "%s of rank %d was changed on its way",
-                               subject.text, (int)rank);
-}
-
 rdt_status
 rdti_sums_check_eager(struct rdti_request *receive, const struct rdti_message *head,
                       struct rdt_error *err)
 {
-    return checksum_check_whole(receive, head->source, head->len_bytes,
-                                rdti_crc32c(receive->buf, head->len_bytes) == head->id, err);
-}
+    rdt_context *ctx = receive->scope->ctx;
+    const int32_t rank = rdti_scope_global_rank(receive->scope, head->source);
+    struct rdti_sums_subject subject = {.off_bytes = 0};
 
-rdt_status
-rdti_sums_check_landed(struct rdti_request *receive, const struct rdti_message *head,
-                       struct rdt_error *err)
-{
-    return checksum_check_whole(receive, receive->peer, head->len_bytes,
-                                rdti_sums_digest(receive->buf, head->len_bytes, NULL) == head->tag,
-                                err);
+    rdti_count(&ctx->counters.verified_bytes, head->len_bytes);
+    if (rdti_crc32c(receive->buf, head->len_bytes) == head->id)
+        return RDT_OK;
+    checksum_name_message(receive, &subject);
+    rdt_endpoint *ep = receive->scope->members[head->source].ep;
+    if (ep != NULL)
+        return checksum_corrupt(ep, &subject, 0, head->len_bytes, err);
+    rdti_count(&ctx->counters.mismatches, 1); /* it came over a path that is gone */
+    return rdti_error_set_rank(err, RDT_ECORRUPT, rank, "%s of rank %d was changed on its way",
+                               subject.text, (int)rank);
 }

@@ -12,7 +12,7 @@
  *
  * An eager message of the mailbox has its sum in its head. The source of a message that the
  * receiver may fetch by itself (on one host) is summed before it is offered: SUMS, then RTS. For
- * other messages the write into the granted place is a write as above.
+ * other messages the write into the granted or announced place is a write as above.
  */
 #ifndef RDTI_MESSAGE_CHECKSUM_H
 #define RDTI_MESSAGE_CHECKSUM_H
@@ -40,10 +40,6 @@ rdt_status rdti_sums_read(rdt_endpoint *ep, struct rdt_transfer **t, struct rdt_
 
 /* The sums of a message's source, which the caller frees; NULL: no memory. */
 uint32_t *rdti_sums_make(const void *src, uint64_t len_bytes);
-
-/* One sum for a message that is written into its place, made of the sums of its chunks; `sums`
- * NULL: they are not made yet. */
-uint32_t rdti_sums_digest(const void *data, uint64_t len_bytes, const uint32_t *sums);
 
 /* The most that one message of sums covers. */
 #define RDTI_SUMS_PIECE_BYTES ((uint64_t)RDTI_SUMS_MAX * RDT_SUM_CHUNK_BYTES)
@@ -77,16 +73,15 @@ void rdti_sums_on_ended(struct rdti_mailbox *m, const struct rdt_error *err);
 bool rdti_sums_tell_message(struct rdti_mailbox *m, struct rdti_request *send);
 /* [driver] The sums of the next bytes of a message, which the caller frees; NULL: no memory. */
 uint32_t *rdti_sums_of_granted(struct rdti_request *send, uint64_t len_bytes);
-/* [driver] Sends the sums after the write into the granted place. */
-void rdti_sums_tell_granted(struct rdti_mailbox *m, const struct rdt_remote_region *region,
-                            uint64_t region_off, uint64_t len_bytes, const uint32_t *sums);
+/* [driver] Queues the sums of bytes that were just written: a WRITTEN for each RDTI_SUMS_MAX chunks;
+ * the last has the notification. */
+void rdti_sums_tell_written(struct rdti_mailbox *m, const struct rdt_remote_region *region,
+                            uint64_t off_bytes, uint64_t len_bytes, const uint32_t *sums,
+                            uint32_t notification);
 /* [driver] Compares with its sums what has come of a receive since the last call. RDT_ECORRUPT. */
 rdt_status rdti_sums_check_receive(struct rdti_request *receive, struct rdt_error *err);
 /* [driver] Checks an eager payload in its place. RDT_ECORRUPT. */
 rdt_status rdti_sums_check_eager(struct rdti_request *receive, const struct rdti_message *head,
                                  struct rdt_error *err);
-/* [driver] The same for a payload that was written there, by its LANDED. */
-rdt_status rdti_sums_check_landed(struct rdti_request *receive, const struct rdti_message *head,
-                                  struct rdt_error *err);
 
 #endif

@@ -260,8 +260,6 @@ dispatch(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t 
         return rdti_stand_on_place(m, head, body, err);
     case RDTI_MESSAGE_POSTED:
         return rdti_stand_on_posted(m, head, err);
-    case RDTI_MESSAGE_LANDED:
-        return rdti_stand_on_landed(m, head, err);
     case RDTI_MESSAGE_PAD:
         return dispatch_broken(m, err, "sent padding in the place of a message");
     default:

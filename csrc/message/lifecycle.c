@@ -152,8 +152,8 @@ static rdt_status
 lifecycle_on_notify(void *state, enum rdti_notify_kind kind, uint32_t value, uint32_t epoch,
                     struct rdt_error *err)
 {
-    (void)kind, (void)value, (void)epoch; /* a message describes itself */
-    return rdti_mailbox_on_message(state, err);
+    return kind == RDTI_NOTIFY_IS_STREAM ? rdti_stand_on_landed(state, value, epoch, err)
+                                         : rdti_mailbox_on_message(state, err);
 }
 
 const struct rdti_protocol rdti_message_protocol = {

@@ -112,7 +112,7 @@ struct rdti_mailbox {
     uint32_t rx_stream_count;
     uint32_t tx_stream_count;
     uint32_t keep_count;  /* of rx_streams, those that keep messages */
-    uint64_t next_stream; /* local numbers so far */
+    uint64_t next_stream; /* the last local number */
 
     struct rdti_interest interests[RDTI_INTERESTS]; /* circular */
     uint32_t interest_count;
@@ -189,9 +189,10 @@ uint64_t rdti_ring_eager_max(const struct rdti_mailbox *m, uint32_t units);
 bool rdti_offer_send(struct rdti_mailbox *m, struct rdti_request *send);
 rdt_status rdti_offer_on_cts(struct rdti_mailbox *m, const struct rdti_message *head,
                              const uint8_t *body, struct rdt_error *err);
-/* Writes all of a send into a place of the receiver. False: the send has ended, unsent. */
+/* Writes all of a send into a place of the receiver, with the notification. False: the send has
+ * ended, unsent. May end the path. */
 bool rdti_offer_write(struct rdti_mailbox *m, struct rdti_request *send,
-                      const struct rdti_place *place);
+                      const struct rdti_place *place, uint32_t notification);
 /* The receiver answered: it has read all, or it cannot. */
 rdt_status rdti_offer_on_fin(struct rdti_mailbox *m, uint64_t id, struct rdt_error *err);
 void rdti_offer_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error *why);

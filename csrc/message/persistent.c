@@ -103,10 +103,10 @@ persistent_say(struct rdti_rx_stream *stream, bool is_standing)
 }
 
 bool
-rdti_rx_stream_has(const struct rdti_rx_stream *stream, uint64_t number)
+rdti_rx_stream_has(const struct rdti_rx_stream *stream, uint64_t tag)
 {
     for (const struct rdti_list *node = stream->told.next; node != &stream->told; node = node->next)
-        if (RDTI_CONTAINER(node, const struct rdti_request, link)->number == number)
+        if (RDTI_CONTAINER(node, const struct rdti_request, link)->tag == tag)
             return true;
     return false;
 }
@@ -114,8 +114,13 @@ rdti_rx_stream_has(const struct rdti_rx_stream *stream, uint64_t number)
 void
 rdti_rx_stream_ask(struct rdti_rx_stream *stream)
 {
+    struct rdti_mailbox *m = stream->m;
+
+    do /* what is said of an id is long over when it comes round again */
+        m->next_stream = m->next_stream == RDTI_STREAM_ID_MAX ? 0 : m->next_stream + 1;
+    while (rdti_rx_stream_find_id(m, m->next_stream) != NULL);
+    stream->id = m->next_stream;
     stream->state = RDTI_RX_ASKED;
-    stream->id = ++stream->m->next_stream;
     persistent_say(stream, true);
 }
 

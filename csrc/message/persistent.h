@@ -54,6 +54,7 @@
 #include "message/mailbox.h"
 #include "message/match/scope.h"
 #include "wire/endpoint/message.h"
+#include "wire/notify.h"
 
 struct rdti_mailbox;
 struct rdti_request;
@@ -72,6 +73,7 @@ struct rdti_tx_stream;
 #define RDTI_STREAMS_MAX 32
 /* Places of a stream: a schedule has one for each micro-batch and tensor. */
 #define RDTI_STAND_PLACES_MAX 1024
+_Static_assert(RDTI_STAND_PLACES_MAX <= RDTI_EPOCH_MASK + 1, "a notification names each");
 /* The same for a keyed stream: collectives of a step are few, and a search through all for a new
  * address takes a microsecond. The oldest are replaced. */
 #define RDTI_KEYED_PLACES_MAX 256
@@ -123,7 +125,8 @@ bool rdti_stand_keep(struct rdti_request *receive);
 bool rdti_stand_keeps(struct rdti_mailbox *m, uint64_t group_id, uint64_t tag);
 rdt_status rdti_stand_on_stood(struct rdti_mailbox *m, const struct rdti_message *head,
                                struct rdt_error *err);
-rdt_status rdti_stand_on_landed(struct rdti_mailbox *m, const struct rdti_message *head,
+/* The notification of a write into that place of the stream. */
+rdt_status rdti_stand_on_landed(struct rdti_mailbox *m, uint32_t id, uint32_t place,
                                 struct rdt_error *err);
 
 /* persistent_send.c, persistent_once.c: the sender */
@@ -138,6 +141,8 @@ bool rdti_stand_is_awaited(struct rdti_mailbox *m, uint64_t group_id, uint64_t t
 bool rdti_stand_send_now(struct rdti_mailbox *m, const struct rdti_message *head, const void *src,
                          struct rdt_transfer *t, rdt_status *status_out, struct rdt_error *err);
 void rdti_stand_send(struct rdti_mailbox *m, struct rdti_request *send);
+/* A write of this stream did not land, as its place was freed: the stream ends. */
+void rdti_stand_on_refused(struct rdti_mailbox *m, uint64_t id);
 /* A message that was counted was not sent: the ends no longer agree. */
 void rdti_stand_not_sent(struct rdti_mailbox *m, const struct rdti_request *send);
 rdt_status rdti_stand_on_stand(struct rdti_mailbox *m, const struct rdti_message *head,

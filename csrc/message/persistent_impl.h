@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The bodies of persistent streams, for persistent*.c only. Everything here is [driver]. */
+ * The bodies of persistent streams, for persistent*.c, and checksum.c, which names receives, only. Everything here is [driver]. */
 #ifndef RDTI_MESSAGE_PERSISTENT_IMPL_H
 #define RDTI_MESSAGE_PERSISTENT_IMPL_H
 
@@ -23,7 +23,7 @@ struct rdti_rx_stream {
     bool is_orphan;  /* its group has ended: the stream goes with its last receive */
     bool is_keeping; /* LEAVING: see rdti_stand_keep() */
     bool is_shut;    /* any source was asked for: which receive gets what is open */
-    uint64_t id;     /* a new one each time it is asked for */
+    uint64_t id;     /* another one each time it is asked for, at most RDTI_STREAM_ID_MAX */
     uint64_t group_id;
     uint64_t tag;
     uint32_t source;
@@ -86,8 +86,8 @@ struct rdti_rx_stream *rdti_rx_stream_new(struct rdti_mailbox *m, const struct r
                                           uint32_t source, uint64_t tag, bool is_keyed);
 /* WATCHING -> ASKED. May end the endpoint, and so the stream, as every queued message may. */
 void rdti_rx_stream_ask(struct rdti_rx_stream *stream);
-/* Whether the receive of this number was announced and waits. */
-bool rdti_rx_stream_has(const struct rdti_rx_stream *stream, uint64_t number);
+/* Keyed: whether the receive under this tag was announced and waits. */
+bool rdti_rx_stream_has(const struct rdti_rx_stream *stream, uint64_t tag);
 /* Announcements stay valid until the sender answers. */
 void rdti_rx_stream_leave(struct rdti_rx_stream *stream);
 /* From now on no tag of the group is persistent; a keyed stream has no order that could change. */
@@ -111,9 +111,8 @@ struct rdti_tx_stream *rdti_tx_stream_find_id(struct rdti_mailbox *m, uint64_t i
 void rdti_tx_stream_end(struct rdti_tx_stream *stream);
 /* Room for one more; false: no memory, and the stream has ended. */
 bool rdti_tx_stream_grow_told(struct rdti_tx_stream *stream);
-/* Writes a message into its place and announces that. False: the stream has ended, perhaps more. */
-bool rdti_tx_stream_write(struct rdti_tx_stream *stream, struct rdti_request *send, uint64_t number,
-                          const struct rdti_place *place);
+/* Writes a message into its place. False: the stream has ended, perhaps more. */
+bool rdti_tx_stream_write(struct rdti_tx_stream *stream, struct rdti_request *send, uint64_t place);
 /* RDT_EPROTO, naming the peer. */
 rdt_status rdti_stand_broken(const struct rdti_mailbox *m, struct rdt_error *err, const char *how);
 

@@ -107,7 +107,7 @@ persistent_once_go(struct rdti_tx_stream *stream, struct rdti_request *send,
 
     if (place != NULL && place->len_bytes == send->len_bytes &&
         persistent_once_is_same(&send->desc, &told->desc))
-        (void)rdti_tx_stream_write(stream, send, told->number, &place->at);
+        (void)rdti_tx_stream_write(stream, send, told->place);
     else
         rdti_list_append(&m->sends, &send->link);
     rdti_mailbox_flush(m);

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "base/error.h"
-#include "message/checksum.h"
 #include "message/mailbox_impl.h"
 #include "message/persistent_impl.h"
 #include "message/request_impl.h"
@@ -47,14 +46,23 @@ persistent_receive_is_reachable(const struct rdti_mailbox *m, const void *addr, 
 
     if (len_bytes == 0)
         return false;
-    /* A larger one would be summed for long, with the lock held. */
-    if (rdti_context_verifies(m->ctx) && len_bytes > RDTI_SUMS_PIECE_BYTES)
-        return false;
     if (rdti_endpoint_caps(m->ep).is_same_host &&
         (len_bytes > RDTI_STAND_COPY_BYTES ||
          rdti_arena_locate(m->ctx->arena, addr, len_bytes, &segment, &segment_off) != RDT_OK))
         return false;
     return rdti_regions_place_at(m->ctx->regions, addr, len_bytes, out, NULL) == RDT_OK;
+}
+
+/* The first of those that wait in this place, or NULL. Writes into one place arrive in order. */
+static struct rdti_request *
+persistent_receive_told_in(const struct rdti_rx_stream *stream, uint64_t place)
+{
+    for (struct rdti_list *node = stream->told.next; node != &stream->told; node = node->next) {
+        struct rdti_request *receive = RDTI_CONTAINER(node, struct rdti_request, link);
+        if (receive->place == place)
+            return receive;
+    }
+    return NULL;
 }
 
 static bool
@@ -63,10 +71,18 @@ persistent_receive_is_at(const struct rdti_watched *place, const void *addr, uin
     return place->addr == addr && place->len_bytes == len_bytes;
 }
 
+static struct rdti_watched
+persistent_receive_watched(const void *addr, uint64_t len_bytes, const struct rdti_place *at)
+{
+    return (struct rdti_watched){.addr = addr,
+                                 .len_bytes = len_bytes,
+                                 .index = at->region.index,
+                                 .generation = at->region.generation};
+}
+
 /* False: no memory. */
 static bool
-persistent_receive_add_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes,
-                             uint32_t index, uint32_t generation)
+persistent_receive_add_place(struct rdti_rx_stream *stream, struct rdti_watched place)
 {
     if (stream->place_count == stream->place_cap) {
         const uint32_t cap = stream->place_cap == 0 ? 16 : stream->place_cap * 2;
@@ -76,10 +92,7 @@ persistent_receive_add_place(struct rdti_rx_stream *stream, const void *addr, ui
         stream->places = places;
         stream->place_cap = cap;
     }
-    stream->places[stream->place_count++] = (struct rdti_watched){.addr = addr,
-                                                                  .len_bytes = len_bytes,
-                                                                  .index = index,
-                                                                  .generation = generation};
+    stream->places[stream->place_count++] = place;
     return true;
 }
 
@@ -92,8 +105,9 @@ persistent_receive_has_seen(struct rdti_rx_stream *stream, const void *addr, uin
             return true;
     if (stream->place_count >= WATCHED_MAX)
         stream->place_count = 0;
-    (void)persistent_receive_add_place(stream, addr, len_bytes, 0,
-                                       0); /* without memory nothing repeats */
+    (void)persistent_receive_add_place(/* without memory nothing repeats */
+                                       stream,
+                                       (struct rdti_watched){.addr = addr, .len_bytes = len_bytes});
     return false;
 }
 
@@ -109,8 +123,8 @@ persistent_receive_remember(struct rdti_rx_stream *stream, const void *addr, uin
             return;
     if (stream->place_count < RDTI_KEYED_PLACES_MAX &&
         persistent_receive_is_reachable(stream->m, addr, len_bytes, &at)) /* else it is later */
-        (void)persistent_receive_add_place(stream, addr, len_bytes, at.region.index,
-                                           at.region.generation);
+        (void)persistent_receive_add_place(stream,
+                                           persistent_receive_watched(addr, len_bytes, &at));
 }
 
 /* Its region is there still: one placed over it since might not be for this peer. */
@@ -129,16 +143,15 @@ persistent_receive_is_as_seen(const struct rdti_rx_stream *stream, const struct 
            at.region.index == seen->index && at.region.generation == seen->generation;
 }
 
-/* The number of such a place in this region; RDTI_PLACE_NONE: it was not announced. */
+/* The number of this place; RDTI_PLACE_NONE: it was not announced. */
 static uint64_t
-persistent_receive_find_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes,
-                              const struct rdt_remote_region *region)
+persistent_receive_find_place(struct rdti_rx_stream *stream, const struct rdti_watched *wanted)
 {
     for (uint32_t i = 0; i < stream->place_count; i++) {
         const uint32_t at = (stream->hint + i) % stream->place_count;
         const struct rdti_watched *place = &stream->places[at];
-        if (!persistent_receive_is_at(place, addr, len_bytes) || place->index != region->index ||
-            place->generation != region->generation)
+        if (!persistent_receive_is_at(place, wanted->addr, wanted->len_bytes) ||
+            place->index != wanted->index || place->generation != wanted->generation)
             continue;
         stream->hint = at + 1;
         return at;
@@ -152,12 +165,8 @@ persistent_receive_unused_place(struct rdti_rx_stream *stream)
 {
     for (uint32_t i = 0; i < stream->place_count; i++) {
         const uint32_t at = stream->oldest;
-        bool is_used = false;
         stream->oldest = (at + 1) % stream->place_count;
-        for (const struct rdti_list *node = stream->told.next; node != &stream->told;
-             node = node->next)
-            is_used |= RDTI_CONTAINER(node, const struct rdti_request, link)->place == at;
-        if (!is_used)
+        if (persistent_receive_told_in(stream, at) == NULL)
             return at;
     }
     return RDTI_PLACE_NONE;
@@ -165,23 +174,17 @@ persistent_receive_unused_place(struct rdti_rx_stream *stream)
 
 /* The number of a place that the sender does not know yet. RDTI_PLACE_NONE: no room. */
 static uint64_t
-persistent_receive_new_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes,
-                             const struct rdt_remote_region *region)
+persistent_receive_new_place(struct rdti_rx_stream *stream, const struct rdti_watched *place)
 {
     const uint32_t most = stream->is_keyed ? RDTI_KEYED_PLACES_MAX : RDTI_STAND_PLACES_MAX;
 
     if (stream->place_count < most)
-        return persistent_receive_add_place(stream, addr, len_bytes, region->index,
-                                            region->generation)
-                   ? stream->place_count - 1
-                   : RDTI_PLACE_NONE;
+        return persistent_receive_add_place(stream, *place) ? stream->place_count - 1
+                                                            : RDTI_PLACE_NONE;
     const uint64_t at =
         stream->is_keyed ? persistent_receive_unused_place(stream) : RDTI_PLACE_NONE;
     if (at != RDTI_PLACE_NONE)
-        stream->places[at] = (struct rdti_watched){.addr = addr,
-                                                   .len_bytes = len_bytes,
-                                                   .index = region->index,
-                                                   .generation = region->generation};
+        stream->places[at] = *place;
     return at;
 }
 
@@ -193,10 +196,11 @@ persistent_receive_need_place(struct rdti_rx_stream *stream, const void *addr, u
 {
     if (!persistent_receive_is_reachable(stream->m, addr, len_bytes, at))
         return RDTI_PLACE_NONE;
-    const uint64_t known = persistent_receive_find_place(stream, addr, len_bytes, &at->region);
+    const struct rdti_watched wanted = persistent_receive_watched(addr, len_bytes, at);
+    const uint64_t known = persistent_receive_find_place(stream, &wanted);
     if (known != RDTI_PLACE_NONE)
         return known;
-    const uint64_t place = persistent_receive_new_place(stream, addr, len_bytes, &at->region);
+    const uint64_t place = persistent_receive_new_place(stream, &wanted);
     *is_new = place != RDTI_PLACE_NONE;
     return place;
 }
@@ -302,11 +306,14 @@ rdti_stand_tell(struct rdti_rx_stream *stream, struct rdti_request *receive)
     const int64_t number = stream->is_keyed ? (int64_t)receive->tag : stream->next++;
     struct rdti_place at = {0};
     bool is_new = false;
-    const uint64_t place =
+    uint64_t place =
         receive->has_desc && !stream->is_keyed
             ? RDTI_PLACE_NONE
             : persistent_receive_need_place(stream, receive->buf, receive->len_bytes, &at, &is_new);
 
+    /* Keyed messages come in any order, and a write names its place alone. */
+    if (stream->is_keyed && persistent_receive_told_in(stream, place) != NULL)
+        place = RDTI_PLACE_NONE;
     if (!persistent_receive_can_tell(stream, receive, number, place)) {
         rdti_rx_stream_leave(stream);
         return;
@@ -318,7 +325,6 @@ rdti_stand_tell(struct rdti_rx_stream *stream, struct rdti_request *receive)
     receive->told = stream;
     receive->forget = persistent_receive_untell;
     receive->cancel = persistent_receive_cancel;
-    receive->number = (uint64_t)number;
     receive->place = place;
     rdti_list_append(&stream->told, &receive->link);
     stream->told_count++;
@@ -496,47 +502,25 @@ rdti_stand_keeps(struct rdti_mailbox *m, uint64_t group_id, uint64_t tag)
 
 /* ---- Messages that landed ---------------------------------------------------------------- */
 
-/* The bytes are in place. An error in them ends the receive; RDT_ECORRUPT ends the endpoint too. */
-static rdt_status
-persistent_receive_check_landed(struct rdti_request *receive, const struct rdti_message *head,
-                                bool is_there, struct rdt_error *err)
-{
-    if (!is_there)
-        return rdti_place_freed_early(err);
-    return rdti_context_verifies(receive->scope->ctx) ? rdti_sums_check_landed(receive, head, err)
-                                                      : RDT_OK;
-}
-
 rdt_status
-rdti_stand_on_landed(struct rdti_mailbox *m, const struct rdti_message *head, struct rdt_error *err)
+rdti_stand_on_landed(struct rdti_mailbox *m, uint32_t id, uint32_t place, struct rdt_error *err)
 {
-    struct rdti_rx_stream *stream = rdti_rx_stream_find_id(m, head->id);
+    struct rdti_rx_stream *stream = rdti_rx_stream_find_id(m, id);
+    struct rdti_request *receive =
+        stream != NULL ? persistent_receive_told_in(stream, place) : NULL;
     struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
 
-    for (struct rdti_list *node = stream != NULL ? stream->told.next : NULL;
-         node != NULL && node != &stream->told; node = node->next) {
-        struct rdti_request *receive = RDTI_CONTAINER(node, struct rdti_request, link);
-        if (receive->number != head->count)
-            continue;
-        if (receive->place == RDTI_PLACE_NONE || receive->len_bytes != head->len_bytes)
-            break;
-        const bool is_there = receive->is_cancelled || rdti_place_is_there(stream, receive);
-        persistent_receive_untell(receive);
-        rdt_status status = RDT_OK;
-        if (receive->is_cancelled) {
-            why = receive->error;
-            status = (rdt_status)why.status;
-        } else {
-            status = persistent_receive_check_landed(receive, head, is_there, &why);
-        }
-        rdti_request_finish(receive, status, &why);
-        if (status == RDT_ECORRUPT)
-            rdti_endpoint_fail(m->ep, &why, false);
-        return RDT_OK;
-    }
-    return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(m->ep),
-                               "mailbox: rank %d says that it wrote where no receive was announced",
-                               (int)rdti_endpoint_rank(m->ep));
+    if (receive == NULL)
+        return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(m->ep),
+                                   "mailbox: rank %d wrote where no receive was announced",
+                                   (int)rdti_endpoint_rank(m->ep));
+    if (receive->is_cancelled)
+        why = receive->error;
+    else if (!rdti_place_is_there(stream, receive))
+        (void)rdti_place_freed_early(&why);
+    persistent_receive_untell(receive);
+    rdti_request_finish(receive, (rdt_status)why.status, &why);
+    return RDT_OK;
 }
 
 /* ---- Questions --------------------------------------------------------------------------- */
@@ -547,10 +531,8 @@ rdti_stand_reach(const struct rdti_scope *scope, uint32_t source, const void *ad
 {
     struct rdti_place at;
     const struct rdti_mailbox *m = persistent_receive_mailbox_of(scope, source);
-    const bool is_summed_long =
-        rdti_context_verifies(scope->ctx) && len_bytes > RDTI_SUMS_PIECE_BYTES;
 
-    if (m == NULL || !m->is_ready || rdti_endpoint_caps(m->ep).is_same_host || is_summed_long ||
+    if (m == NULL || !m->is_ready || rdti_endpoint_caps(m->ep).is_same_host ||
         len_bytes < rdti_keyed_least_bytes(m))
         return RDTI_STAND_NOT;
     return persistent_receive_is_reachable(m, addr, len_bytes, &at) ? RDTI_STAND_HERE

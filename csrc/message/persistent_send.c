@@ -127,34 +127,35 @@ persistent_send_count_missed(struct rdti_tx_stream *stream, uint64_t len_bytes)
 }
 
 bool
-rdti_tx_stream_write(struct rdti_tx_stream *stream, struct rdti_request *send, uint64_t number,
-                     const struct rdti_place *place)
+rdti_tx_stream_write(struct rdti_tx_stream *stream, struct rdti_request *send, uint64_t place)
 {
     struct rdti_mailbox *m = stream->m;
-    const struct rdti_message head = {
-        .kind = RDTI_MESSAGE_LANDED,
-        .id = stream->id,
-        .count = number,
-        .len_bytes = send->len_bytes,
-        .tag = rdti_context_verifies(m->ctx)
-                   ? rdti_sums_digest(send->buf, send->len_bytes, send->sums)
-                   : 0,
-    };
-    const struct rdti_place at = *place;
-    const bool is_written = rdti_offer_write(m, send, &at); /* may end the send, and the path */
+    const uint64_t id = stream->id;
+    const struct rdti_place at = stream->places[place].at;
 
-    stream = rdti_tx_stream_find_id(m, head.id);
+    send->is_in_place = true;
+    send->id = id;
+    const bool is_written = /* may end the send, and the path */
+        rdti_offer_write(m, send, &at, rdti_notify_stream((uint32_t)id, (uint32_t)place));
+    stream = rdti_tx_stream_find_id(m, id);
     if (stream == NULL)
         return false;
     if (!is_written) {
         rdti_tx_stream_end(stream);
         return false;
     }
-    /* After the write: the lane delivers in this order. */
     stream->sent++;
     rdti_count(&m->ctx->counters.mailbox_placed, 1);
-    rdti_mailbox_queue(m, &head, NULL, 0); /* may end the path */
-    return rdti_tx_stream_find_id(m, head.id) != NULL;
+    return true;
+}
+
+void
+rdti_stand_on_refused(struct rdti_mailbox *m, uint64_t id)
+{
+    struct rdti_tx_stream *stream = rdti_tx_stream_find_id(m, id);
+
+    if (stream != NULL)
+        rdti_tx_stream_end(stream);
 }
 
 static void
@@ -169,9 +170,7 @@ persistent_send_run(struct rdti_tx_stream *stream)
             break;
         rdti_list_remove(&send->link);
         if (way == INTO_PLACE) {
-            const struct rdti_stand_place *place =
-                &stream->places[persistent_send_first_told(stream)->place];
-            if (!rdti_tx_stream_write(stream, send, stream->sent, &place->at))
+            if (!rdti_tx_stream_write(stream, send, persistent_send_first_told(stream)->place))
                 break;
             continue;
         }
@@ -280,7 +279,7 @@ persistent_send_check_stand(struct rdti_mailbox *m, const struct rdti_message *h
     const struct rdti_tx_stream *there = is_once ? rdti_keyed_find(m, head->group_id)
                                                  : rdti_stand_find_tx(m, head->group_id, head->tag);
 
-    if (head->count > RDTI_STAND_KEYED ||
+    if (head->count > RDTI_STAND_KEYED || head->id > RDTI_STREAM_ID_MAX ||
         (is_once && (head->tag != RDT_TAG_ONCE || head->len_bytes < RDTI_KEYED_MIN_BYTES)))
         return rdti_stand_broken(m, err, "lets receives stand in a way that is none");
     if (there != NULL || rdti_tx_stream_find_id(m, head->id) != NULL)

@@ -210,6 +210,8 @@ rndv_send_on_written(struct rdti_op *op, rdt_status status, const struct rdt_err
     /* Else the receiver would take the bytes there for the message. */
     if (status != RDT_OK && status != RDT_ESTALE)
         rdti_endpoint_on_lane_error(send->mailbox->ep, &why);
+    if (status != RDT_OK && send->is_in_place)
+        rdti_stand_on_refused(send->mailbox, send->id);
     if (status != RDT_OK)
         rndv_send_end(send, (rdt_status)why.status, &why);
     else if (send->state == RDTI_REQUEST_LANE && send->ops == 0)
@@ -217,11 +219,10 @@ rndv_send_on_written(struct rdti_op *op, rdt_status status, const struct rdt_err
     rdti_engine_leave(engine);
 }
 
-/* Writes what was not granted yet, as far as it fits. On an error nothing was sent. */
 static rdt_status
-rndv_send_write_granted(struct rdti_mailbox *m, struct rdti_request *send,
-                        const struct rdti_place *place, uint64_t len_bytes,
-                        enum rdti_traffic traffic, struct rdt_error *err)
+rndv_send_post(struct rdti_mailbox *m, struct rdti_request *send, const struct rdti_place *place,
+               uint64_t len_bytes, enum rdti_traffic traffic, uint32_t notification,
+               struct rdt_error *err)
 {
     struct rdt_transfer *t = rdti_transfer_new(m->ctx->pool);
 
@@ -229,8 +230,8 @@ rndv_send_write_granted(struct rdti_mailbox *m, struct rdti_request *send,
         return rdti_error_set(err, RDT_ENOMEM, 0, "a transfer of %zu bytes", sizeof(*t));
     t->op.kind = RDTI_OP_WRITE;
     t->op.traffic = (uint8_t)traffic;
-    t->op.notify = RDTI_NOTIFY_NONE;
-    t->op.is_relied_on = true; /* FIN and LANDED follow it */
+    t->op.notify = notification;
+    t->op.is_relied_on = true; /* a FIN or its sums may follow it */
     t->op.remote = place->region;
     t->op.block = (struct rdt_block){.src = (const char *)send->buf + send->done_bytes,
                                      .len_bytes = len_bytes,
@@ -252,8 +253,32 @@ rndv_send_write_granted(struct rdti_mailbox *m, struct rdti_request *send,
     return RDT_OK;
 }
 
+/* Writes the next bytes there. With sums the notification comes after these. On an error nothing was
+ * sent. May end the send, and the path. */
+static rdt_status
+rndv_send_write(struct rdti_mailbox *m, struct rdti_request *send, const struct rdti_place *place,
+                uint64_t len_bytes, enum rdti_traffic traffic, uint32_t notification,
+                struct rdt_error *err)
+{
+    const bool has_sums = send->is_in_place || !rdti_endpoint_caps(m->ep).is_same_host;
+
+    if (!has_sums || !rdti_context_verifies(m->ctx))
+        return rndv_send_post(m, send, place, len_bytes, traffic, notification, err);
+    uint32_t *sums = rdti_sums_of_granted(send, len_bytes);
+    if (sums == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "sums of %llu bytes",
+                              (unsigned long long)len_bytes);
+    const rdt_status status =
+        rndv_send_post(m, send, place, len_bytes, traffic, RDTI_NOTIFY_NONE, err);
+    if (status == RDT_OK) /* after the write: the lane delivers in this order */
+        rdti_sums_tell_written(m, &place->region, place->off_bytes, len_bytes, sums, notification);
+    free(sums);
+    return status;
+}
+
 bool
-rdti_offer_write(struct rdti_mailbox *m, struct rdti_request *send, const struct rdti_place *place)
+rdti_offer_write(struct rdti_mailbox *m, struct rdti_request *send, const struct rdti_place *place,
+                 uint32_t notification)
 {
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
 
@@ -261,7 +286,7 @@ rdti_offer_write(struct rdti_mailbox *m, struct rdti_request *send, const struct
     send->cancel = rndv_send_offer_cancel;
     rdti_list_append(&m->offered, &send->link);
     const rdt_status status =
-        rndv_send_write_granted(m, send, place, send->len_bytes, RDTI_TRAFFIC_PLANNED, &err);
+        rndv_send_write(m, send, place, send->len_bytes, RDTI_TRAFFIC_PLANNED, notification, &err);
     if (status != RDT_OK)
         rndv_send_end(send, status, &err);
     return status == RDT_OK;
@@ -290,23 +315,14 @@ rdti_offer_on_cts(struct rdti_mailbox *m, const struct rdti_message *head, const
     const uint64_t id = send->id;
     if (len_bytes == left)
         rdti_request_become(send, RDTI_REQUEST_LANE);
-    uint32_t *sums = NULL;
-    if (rdti_context_verifies(m->ctx) && !rdti_endpoint_caps(m->ep).is_same_host &&
-        (sums = rdti_sums_of_granted(send, len_bytes)) == NULL)
-        return rdti_error_set(err, RDT_ENOMEM, 0, "sums of %llu bytes",
-                              (unsigned long long)len_bytes);
-    /* may finish the send */
-    status = rndv_send_write_granted(m, send, &place, len_bytes, RDTI_TRAFFIC_DYNAMIC, &why);
+    status =
+        rndv_send_write(m, send, &place, len_bytes, RDTI_TRAFFIC_DYNAMIC, RDTI_NOTIFY_NONE, &why);
     if (status != RDT_OK) {
-        free(sums);
         rndv_send_end(send, status, &why);
         rdti_mailbox_nack(m, id, RDTI_ID_IS_MINE, &why);
         return RDT_OK;
     }
     /* After the write: the lane delivers in this order. */
-    if (sums != NULL)
-        rdti_sums_tell_granted(m, &place.region, place.off_bytes, len_bytes, sums);
-    free(sums);
     rdti_mailbox_control(m, RDTI_MESSAGE_FIN, id, RDTI_ID_IS_MINE, 0, NULL, 0);
     return RDT_OK;
 }

@@ -81,11 +81,11 @@ struct rdti_request {
     uint64_t len_bytes; /* of the message; of a receive before the match: its room */
     struct rdt_message_desc desc;
     struct rdti_rx_stream *told; /* POSTED: announced in this stream; NULL: it was not */
-    uint64_t number;             /* announced: of the message */
     uint64_t place;              /* announced: where the sender may write, or RDTI_PLACE_NONE */
     uint32_t waits_since;        /* QUEUED until its receive is announced: the beat at its start */
-    uint64_t id;                 /* the sender's number of the rendezvous */
-    bool has_id;                 /* a local number: OFFERED */
+    uint64_t id;      /* the sender's number of the rendezvous; is_in_place: of the stream */
+    bool has_id;      /* a local number: OFFERED */
+    bool is_in_place; /* LANE: written where a persistent receive waits for it */
     uint64_t done_bytes;
     uint64_t checked_bytes; /* of a receive: compared with their sums */
     uint32_t *sums;         /* of the whole message, or NULL; freed with the request */

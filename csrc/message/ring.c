@@ -91,8 +91,7 @@ message_ring_is_urgent(struct rdti_mailbox *m, const struct rdti_parcel *parcel)
     const bool is_sums = head->kind == RDTI_MESSAGE_SUMS || head->kind == RDTI_MESSAGE_WRITTEN;
 
     if (head->kind != RDTI_MESSAGE_EAGER && !is_credit && head->kind != RDTI_MESSAGE_SWITCH &&
-        head->kind != RDTI_MESSAGE_LANDED && !parcel->is_quiet &&
-        !is_sums) /* they need no more than what they are sums of */
+        !parcel->is_quiet && !is_sums) /* they need no more than what they are sums of */
         return true;
     if (!rdti_ring_is_filling(m) || m->tx_sent - m->tx_urged < m->tx_units / URGES)
         return false;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The 32 bits that are delivered with a write.
  *
- *   slot data     slot id (20 bits, per endpoint and direction) | epoch (12 bits); the largest id
- *                 is 0x7fffe, which fits the 19 bits of a credit
+ *   landing       20 bits: what was written, per endpoint and direction | 12 bits:
+ *     0 sssssssssssssssssss   slot s, at most 0x7fffe, which fits a credit | epoch
+ *     1 rrrrrrrrrrrrrrrrrrr   persistent receives r, at most 0x7feff | number of the place
  *   reserved      0xfff | 20 bits:
  *     1 sssssssssssssssssss   credit for one buffer of slot s (19 bits)
  *     01 uuuuuuuuuuuuuuuuuu   user notification u (18 bits)
@@ -29,9 +30,11 @@
 #define RDTI_NOTIFY_SETTLED UINT32_C(0xfff30000)   /* | number of a link */
 #define RDTI_SLOT_ID_MAX UINT32_C(0x7fffe)
 #define RDTI_EPOCH_MASK UINT32_C(0xfff)
+#define RDTI_STREAM_ID_MAX UINT32_C(0x7feff)
 
 enum rdti_notify_kind {
     RDTI_NOTIFY_IS_SLOT,
+    RDTI_NOTIFY_IS_STREAM,
     RDTI_NOTIFY_IS_CREDIT,
     RDTI_NOTIFY_IS_USER,
     RDTI_NOTIFY_IS_MESSAGE,
@@ -43,6 +46,12 @@ static inline uint32_t
 rdti_notify_slot(uint32_t slot_id, uint32_t epoch)
 {
     return slot_id << 12 | (epoch & RDTI_EPOCH_MASK);
+}
+
+static inline uint32_t
+rdti_notify_stream(uint32_t stream_id, uint32_t place)
+{
+    return UINT32_C(0x80000000) | stream_id << 12 | place;
 }
 
 static inline uint32_t
@@ -72,7 +81,8 @@ rdti_flag_word(uint32_t sequence, uint32_t messages)
     return (uint64_t)sequence << 32 | messages;
 }
 
-/* Splits a notification: *value is the slot id, the user's value or 0; *epoch only for slots. */
+/* Splits a notification: *value is the slot or stream id, the user's value or 0; *epoch is the
+ * slot's epoch or the stream's place. */
 static inline enum rdti_notify_kind
 rdti_notify_parse(uint32_t notification, uint32_t *value, uint32_t *epoch)
 {
@@ -81,7 +91,10 @@ rdti_notify_parse(uint32_t notification, uint32_t *value, uint32_t *epoch)
     if (notification >> 20 != 0xfff) {
         *value = notification >> 12;
         *epoch = notification & RDTI_EPOCH_MASK;
-        return *value <= RDTI_SLOT_ID_MAX ? RDTI_NOTIFY_IS_SLOT : RDTI_NOTIFY_IS_INVALID;
+        if (*value <= RDTI_SLOT_ID_MAX)
+            return RDTI_NOTIFY_IS_SLOT;
+        *value &= UINT32_C(0x7ffff);
+        return notification >> 31 != 0 ? RDTI_NOTIFY_IS_STREAM : RDTI_NOTIFY_IS_INVALID;
     }
     if (notification >> 19 & 1) {
         *value = notification & UINT32_C(0x7ffff);

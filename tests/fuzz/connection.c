@@ -328,14 +328,17 @@ write_seeds(const char *dir)
         add_record(in, RDTI_FRAME_GOODBYE, NULL, 0);
         fuzz_write_seed(dir, count++, in->bytes, in->len_bytes);
     }
-    for (uint8_t kind = RDTI_MESSAGE_EAGER; kind <= RDTI_MESSAGE_LANDED; kind++) {
+    for (uint8_t kind = RDTI_MESSAGE_EAGER; kind <= RDTI_MESSAGE_POSTED; kind++) {
         for (int summed = 0; summed < 2; summed++) {
-            const uint8_t notification[4] = {kind, 0, 0xf4, 0xff};
+            const uint8_t notification[4] = {kind, 0, 0xf4, 0xff}; /* a user's */
+            const uint8_t landed[4] = {0, 0x10, 0, 0x80};          /* in place 0 of stream 1 */
             begin_input(in, LIAR_READY, false);
             in->bytes[0] |= summed == 1 ? OPENS_SUMMED : 0;
             add_message(in, &rng, RDTI_MESSAGE_EAGER);
             add_message(in, &rng, kind);
             add_record(in, KIND_NOTIFY, notification, sizeof(notification));
+            if (kind == RDTI_MESSAGE_STOOD)
+                add_record(in, KIND_NOTIFY, landed, sizeof(landed));
             add_record(in, KIND_SHUTDOWN, NULL, 0);
             fuzz_write_seed(dir, count++, in->bytes, in->len_bytes);
         }

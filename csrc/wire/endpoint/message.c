@@ -32,7 +32,7 @@ rdti_message_decode(const uint8_t *buf, size_t len_bytes, struct rdti_message *o
     if (len_bytes < RDTI_MESSAGE_HEAD_BYTES)
         return rdti_error_set(err, RDT_EPROTO, 0, "mailbox message: %zu bytes, want %d", len_bytes,
                               RDTI_MESSAGE_HEAD_BYTES);
-    if (buf[0] < RDTI_MESSAGE_EAGER || buf[0] > RDTI_MESSAGE_LANDED)
+    if (buf[0] < RDTI_MESSAGE_EAGER || buf[0] > RDTI_MESSAGE_POSTED)
         return rdti_error_set(err, RDT_EPROTO, 0, "mailbox message: unknown kind %u", buf[0]);
 
     out->kind = buf[0];

@@ -30,17 +30,15 @@ enum rdti_message_kind {
     RDTI_MESSAGE_SUMS_GET = 13,  /* requests sums of these bytes; `id` is the requester's number */
     RDTI_MESSAGE_SUMS_READ = 14, /* answer; of no bytes: their region is gone */
     /* Persistent receives (message/persistent.h); `id` is the receiver's number of the stream: */
-    RDTI_MESSAGE_STAND = 15,  /* `count` 1: count the messages of `tag`; 2: messages of at least
-                                 len_bytes under tags that are used once have their tag as number;
-                                 0: stop */
-    RDTI_MESSAGE_STOOD = 16,  /* `count` 1: from the next message on; 0: stopped, and the sender
-                                 writes nothing more */
-    RDTI_MESSAGE_PLACE = 17,  /* place `count`, of len_bytes; rdti_place follows */
-    RDTI_MESSAGE_POSTED = 18, /* the receive of message `count` is posted, in the place len_bytes or
-                                 none; if tags are the numbers, op to root are the receive's, and
-                                 `tag` is its number of elements */
-    RDTI_MESSAGE_LANDED = 19  /* message `count` is in its place; `tag`: a digest of its chunks'
-                                 CRC-32C if both sides verify, else 0 */
+    RDTI_MESSAGE_STAND = 15, /* `count` 1: count the messages of `tag`; 2: messages of at least
+                                len_bytes under tags that are used once have their tag as number;
+                                0: stop */
+    RDTI_MESSAGE_STOOD = 16, /* `count` 1: from the next message on; 0: stopped, and the sender
+                                writes nothing more */
+    RDTI_MESSAGE_PLACE = 17, /* place `count`, of len_bytes; rdti_place follows */
+    RDTI_MESSAGE_POSTED = 18 /* the receive of message `count` is posted, in the place len_bytes or
+                                none; if tags are the numbers, op to root are the receive's, and
+                                `tag` is its number of elements */
 };
 
 /* On the wire in the order below without gaps: 4 u8, 2 u16, 5 u64, 2 u32, 8 bytes. */

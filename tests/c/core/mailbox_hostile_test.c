@@ -29,7 +29,7 @@ TEST(lies_about_lengths_and_members)
     REFUSED(&head, NULL, 0, "cannot be it");
     head = plain(&prey, 0);
     REFUSED(&head, NULL, 0, "unknown kind");
-    head = plain(&prey, RDTI_MESSAGE_LANDED + 1);
+    head = plain(&prey, RDTI_MESSAGE_POSTED + 1);
     REFUSED(&head, NULL, 0, "unknown kind");
     for (uint8_t kind = RDTI_MESSAGE_SUMS; kind <= RDTI_MESSAGE_SUMS_READ; kind++) {
         head = plain(&prey, kind);
@@ -190,6 +190,8 @@ TEST(places_and_receives_that_are_none)
     REFUSED(&head, NULL, 0, "stand already");
     head.id = 6;
     REFUSED(&head, NULL, 0, "stand already");
+    head.id = RDTI_STREAM_ID_MAX + 1;
+    REFUSED(&head, NULL, 0, "in a way that is none");
     rdt_transfer *waiting = rig_send(&prey.rig, 0, 1, 77, prey.large, LARGE_BYTES);
     head = plain(&prey, RDTI_MESSAGE_PLACE);
     head.id = 5;
@@ -289,10 +291,7 @@ TEST(messages_that_landed_nowhere)
     CHECK_OK(rdt_region_alloc(prey.rig.ctx[0], LARGE_BYTES, 0, &region, &err), &err);
     for (int i = 0; i < 2; i++) /* the second one repeats, and asks */
         recv[i] = rig_recv(&prey.rig, 0, 1, 77, rdt_region_addr(region), LARGE_BYTES);
-    head = plain(&prey, RDTI_MESSAGE_LANDED);
-    head.id = 1;
-    head.len_bytes = LARGE_BYTES;
-    REFUSED(&head, NULL, 0, "where no receive was announced");
+    LANDS(1, 0, RDT_EPROTO);
     head = plain(&prey, RDTI_MESSAGE_STOOD);
     head.count = 1;
     head.id = 9;
@@ -300,26 +299,17 @@ TEST(messages_that_landed_nowhere)
     head.id = 1;
     IGNORED(&head, NULL, 0);
     IGNORED(&head, NULL, 0);
-    head = plain(&prey, RDTI_MESSAGE_LANDED);
-    head.id = 1;
-    head.len_bytes = LARGE_BYTES - 1;
-    REFUSED(&head, NULL, 0, "where no receive was announced");
-    head.len_bytes = LARGE_BYTES;
-    head.count = 2;
-    REFUSED(&head, NULL, 0, "where no receive was announced");
-    head.count = 1;
+    LANDS(1, 1, RDT_EPROTO);
+    LANDS(2, 0, RDT_EPROTO);
+    CHECK_STATUS(rdt_transfer_test(recv[0], NULL), RDT_EAGAIN);
+    LANDS(1, 0, RDT_OK); /* both wait in it: the first has its message first */
+    CHECK_OK(rdt_transfer_test(recv[0], &err), &err);
     CHECK_STATUS(rdt_transfer_test(recv[1], NULL), RDT_EAGAIN);
-    IGNORED(&head, NULL, 0);
-    CHECK_OK(rdt_transfer_test(recv[1], &err), &err);
-    REFUSED(&head, NULL, 0, "where no receive was announced");
     head = plain(&prey, RDTI_MESSAGE_STOOD);
     head.id = 1;
     IGNORED(&head, NULL, 0);
-    head = plain(&prey, RDTI_MESSAGE_LANDED);
-    head.id = 1;
-    head.len_bytes = LARGE_BYTES;
-    REFUSED(&head, NULL, 0, "where no receive was announced");
-    CHECK_STATUS(rdt_transfer_test(recv[0], NULL), RDT_EAGAIN);
+    LANDS(1, 0, RDT_EPROTO);
+    CHECK_STATUS(rdt_transfer_test(recv[1], NULL), RDT_EAGAIN);
     prey_free_and(&prey, recv, 2, region);
 }
 
@@ -398,26 +388,16 @@ TEST(messages_under_tags_that_landed_nowhere)
                                 (uint8_t *)rdt_region_addr(region) + i * LARGE_BYTES, LARGE_BYTES,
                                 &desc, &recv[i], &err),
                  &err);
-    struct rdti_message head = plain(&prey, RDTI_MESSAGE_LANDED);
-    head.id = 1;
-    head.count = RDT_TAG_ONCE;
-    head.len_bytes = LARGE_BYTES;
-    REFUSED(&head, NULL, 0, "rank 1 says that it wrote where no receive was announced");
+    LANDS(1, 0, RDT_EPROTO);
     struct rdti_message stood = plain(&prey, RDTI_MESSAGE_STOOD);
     stood.count = 1;
     stood.id = 1;
     IGNORED(&stood, NULL, 0);
-    head.len_bytes--;
-    REFUSED(&head, NULL, 0, "rank 1 says that it wrote where no receive was announced");
-    head.len_bytes++;
-    head.count = RDT_TAG_ONCE + 2;
-    REFUSED(&head, NULL, 0, "rank 1 says that it wrote where no receive was announced");
-    head.count = 0;
-    REFUSED(&head, NULL, 0, "rank 1 says that it wrote where no receive was announced");
-    head.count = RDT_TAG_ONCE + 1;
-    IGNORED(&head, NULL, 0);
+    LANDS(1, 2, RDT_EPROTO);
+    LANDS(2, 0, RDT_EPROTO);
+    LANDS(1, 1, RDT_OK);
     CHECK_OK(rdt_transfer_test(recv[1], &err), &err);
-    REFUSED(&head, NULL, 0, "rank 1 says that it wrote where no receive was announced");
+    LANDS(1, 1, RDT_EPROTO);
     CHECK_STATUS(rdt_transfer_test(recv[0], NULL), RDT_EAGAIN);
     prey_free_and(&prey, recv, 2, region);
 }
@@ -496,7 +476,7 @@ random_head(struct prey *prey, uint64_t *state, struct rdti_message *head)
 {
     const uint64_t edges[] = {0, 1, 8, 9, 64, 4032, 4096, UINT32_MAX, UINT64_MAX};
 
-    *head = plain(prey, (enum rdti_message_kind)(next_random(state) % (RDTI_MESSAGE_LANDED + 1)));
+    *head = plain(prey, (enum rdti_message_kind)(next_random(state) % (RDTI_MESSAGE_POSTED + 1)));
     if (next_random(state) % 4 == 0)
         head->source = (uint16_t)next_random(state);
     if (next_random(state) % 4 == 0)
@@ -548,6 +528,9 @@ TEST_TIMEOUT(random_messages, 60)
         CHECK_MSG(status == RDT_OK || status == RDT_EPROTO, "round %u: %s: %s", i,
                   rdt_status_name(status), err.message);
         refused += status != RDT_OK ? 1 : 0;
+        if (next_random(&state) % 4 == 0)
+            (void)rdti_stand_on_landed(prey.m, (uint32_t)next_random(&state) % 4,
+                                       (uint32_t)next_random(&state) % 4, &err);
         CHECK_UINT_LE(prey.m->rx_pos, prey.m->rx_units - 1);
     }
     CHECK_UINT_GE(refused, rounds / 10);

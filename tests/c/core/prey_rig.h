@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "core/group_rig.h"
 #include "message/mailbox_impl.h"
+#include "message/persistent.h"
 #include "rdmatensor_ext.h"
 
 /* The ring under test, exactly as long as the mailbox believes, so that a read past it is found. */
@@ -117,6 +118,15 @@ feed(struct prey *prey, const struct rdti_message *head, const void *body, size_
     do {                                                                     \
         struct rdt_error ignored_;                                           \
         CHECK_OK(feed(&prey, head, body, body_bytes, &ignored_), &ignored_); \
+    } while (0)
+
+/* A write into a place of a stream, as its notification reports it. */
+#define LANDS(id, place, status)                                                                \
+    do {                                                                                        \
+        struct rdt_error landed_ = {.peer_rank = RDT_RANK_UNKNOWN};                             \
+        CHECK_STATUS(rdti_stand_on_landed(prey.m, id, place, &landed_), status);                \
+        if ((status) != RDT_OK)                                                                 \
+            CHECK_STR_CONTAINS(landed_.message, "rank 1 wrote where no receive was announced"); \
     } while (0)
 
 #endif

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "group/group_impl.h"
+#include "message/checksum.h"
 #include "verify_rig.h"
 #include "rdmatensor_ext.h"
 
@@ -194,10 +195,10 @@ TEST_TIMEOUT(a_message_in_place_that_was_changed_is_found, 60)
             corrupted_message(i, 3000000, 500000, k % 2 != 0, k / 2 != 0);
 }
 
-/* A receive that stands is written without an offer, and compared all the same. */
-TEST_TIMEOUT(a_message_that_lands_in_its_place_is_compared, 60)
+/* A persistent receive is written without an offer, and compared all the same. */
+static void
+compares_what_lands(uint64_t len_bytes)
 {
-    const uint64_t len_bytes = 300000;
     uint8_t *src = noise(len_bytes, 9);
 
     for (int i = pair_first_transport(); i < 3; i++) {
@@ -221,7 +222,7 @@ TEST_TIMEOUT(a_message_that_lands_in_its_place_is_compared, 60)
         evil_bytes = NULL;
         corrupt_next(ep, len_bytes, 200001);
         CHECK_INT_EQ(exchange(&team, src, dst, len_bytes, false, &err), RDT_ECORRUPT);
-        check_names(&err, "message with tag 7 in group 'world'", names[i], "bytes");
+        check_names(&err, "message with tag 7 in group 'world'", names[i], "196608 ");
         CHECK_INT_EQ(err.peer_rank, 0);
         CHECK_UINT_EQ(counters_of(team.ctx[1]).mismatches, 1);
         rdt_region_free(region, NULL, NULL);
@@ -229,6 +230,12 @@ TEST_TIMEOUT(a_message_that_lands_in_its_place_is_compared, 60)
         free(evil_bytes);
     }
     free(src);
+}
+
+TEST_TIMEOUT(a_message_that_lands_in_its_place_is_compared, 90)
+{
+    compares_what_lands(300000);
+    compares_what_lands(RDTI_SUMS_PIECE_BYTES + 100000); /* the sums are two messages */
 }
 
 /* One bit of the payload in the ring, on its way: over shm it is a block of its own, elsewhere it

@@ -421,7 +421,7 @@ fill_message(struct rng *rng, void *value)
 {
     struct rdti_message *v = value;
 
-    v->kind = (uint8_t)(RDTI_MESSAGE_EAGER + rng_below(rng, RDTI_MESSAGE_LANDED));
+    v->kind = (uint8_t)(RDTI_MESSAGE_EAGER + rng_below(rng, RDTI_MESSAGE_POSTED));
     v->op = (uint8_t)rng_u32(rng);
     v->dtype = (uint8_t)rng_u32(rng);
     v->reduce_op = (uint8_t)rng_u32(rng);

@@ -56,7 +56,7 @@ TEST(message_refuses_unknown_kinds)
     for (unsigned kind = 0; kind < 256; kind++) {
         wire[0] = (uint8_t)kind;
         CHECK_INT_EQ(decode_strictly(codec_named("message"), wire, sizeof(wire), &out),
-                     kind >= 1 && kind <= RDTI_MESSAGE_LANDED ? RDT_OK : RDT_EPROTO);
+                     kind >= 1 && kind <= RDTI_MESSAGE_POSTED ? RDT_OK : RDT_EPROTO);
     }
 }
 
@@ -103,6 +103,10 @@ TEST(notifications_parse_to_what_they_were_made_of)
                  RDTI_NOTIFY_IS_SLOT);
     CHECK_UINT_EQ(value, RDTI_SLOT_ID_MAX);
     CHECK_UINT_EQ(epoch, 0xabc);
+    CHECK_INT_EQ(rdti_notify_parse(rdti_notify_stream(RDTI_STREAM_ID_MAX, 0xabc), &value, &epoch),
+                 RDTI_NOTIFY_IS_STREAM);
+    CHECK_UINT_EQ(value, RDTI_STREAM_ID_MAX);
+    CHECK_UINT_EQ(epoch, 0xabc);
     CHECK_INT_EQ(rdti_notify_parse(rdti_notify_credit(7), &value, &epoch), RDTI_NOTIFY_IS_CREDIT);
     CHECK_UINT_EQ(value, 7);
     CHECK_INT_EQ(rdti_notify_parse(rdti_notify_user(RDT_NOTIFY_MAX), &value, &epoch),
@@ -131,6 +135,10 @@ TEST(notifications_have_one_meaning_each)
         switch (rdti_notify_parse(n, &value, &epoch)) {
         case RDTI_NOTIFY_IS_SLOT:
             CHECK_HEX_EQ(rdti_notify_slot(value, epoch), n);
+            break;
+        case RDTI_NOTIFY_IS_STREAM:
+            CHECK_UINT_LE(value, RDTI_STREAM_ID_MAX);
+            CHECK_HEX_EQ(rdti_notify_stream(value, epoch), n);
             break;
         case RDTI_NOTIFY_IS_CREDIT:
             CHECK_HEX_EQ(rdti_notify_credit(value), n);
