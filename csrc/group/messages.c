@@ -483,17 +483,13 @@ rdt_group_recv(rdt_group *group, uint32_t src, uint64_t tag, void *dst, uint64_t
 uint32_t
 rdt_group_stands(rdt_group *group, uint32_t src, const void *dst, uint64_t len_bytes)
 {
-    static const uint32_t answers[] = {[RDTI_STAND_NOT] = RDT_STANDS_NOT,
-                                       [RDTI_STAND_HERE] = RDT_STANDS_HERE,
-                                       [RDTI_STAND_ELSEWHERE] = RDT_STANDS_ELSEWHERE};
-
     if (group == NULL || len_bytes < RDTI_KEYED_MIN_BYTES || src >= group->scope.size ||
         rdti_context_check(group->scope.ctx, "group_stands", NULL) != RDT_OK)
         return RDT_STANDS_NOT;
     rdti_engine_enter(group->scope.ctx->engine);
-    const enum rdti_stand_reach reach = rdti_stand_reach(&group->scope, src, dst, len_bytes);
+    const uint32_t reach = rdti_stand_reach(&group->scope, src, dst, len_bytes);
     rdti_engine_leave(group->scope.ctx->engine);
-    return answers[reach];
+    return reach;
 }
 
 uint32_t

@@ -87,9 +87,6 @@ _Static_assert(RDTI_STAND_PLACES_MAX <= RDTI_EPOCH_MASK + 1, "a notification nam
 
 #define RDTI_PLACE_NONE UINT64_MAX
 
-/* NOT: the message would not wait for its receive. */
-enum rdti_stand_reach { RDTI_STAND_NOT, RDTI_STAND_HERE, RDTI_STAND_ELSEWHERE };
-
 /* `count` of STAND. */
 #define RDTI_STAND_NO_MORE UINT64_C(0)
 #define RDTI_STAND_COUNTED UINT64_C(1)
@@ -157,9 +154,9 @@ void rdti_stand_on_beat(struct rdti_mailbox *m);
 
 /* Questions of collectives. */
 
-/* Whether the sender could write a keyed message of the scope there. */
-enum rdti_stand_reach rdti_stand_reach(const struct rdti_scope *scope, uint32_t source,
-                                       const void *addr, uint64_t len_bytes);
+/* RDT_STANDS_*: whether the sender could write a keyed message of the scope there. */
+uint32_t rdti_stand_reach(const struct rdti_scope *scope, uint32_t source, const void *addr,
+                          uint64_t len_bytes);
 /* Whether the receive of this keyed message was announced with a place of exactly its size. */
 bool rdti_stand_is_told(const struct rdti_scope *scope, uint32_t dst, uint64_t tag,
                         uint64_t len_bytes);

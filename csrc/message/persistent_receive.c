@@ -127,18 +127,12 @@ persistent_receive_remember(struct rdti_rx_stream *stream, const void *addr, uin
                                            persistent_receive_watched(addr, len_bytes, &at));
 }
 
-/* Its region is there still: one placed over it since might not be for this peer. */
+/* It is reachable still, in the same region: one placed over it since might not be for this peer. */
 static bool
 persistent_receive_is_as_seen(const struct rdti_rx_stream *stream, const struct rdti_watched *seen)
 {
-    struct rdti_regions *regions = stream->m->ctx->regions;
     struct rdti_place at;
-    struct rdti_target target;
 
-    if (rdti_regions_acquire(regions, seen->index, seen->generation, 0, seen->len_bytes, &target,
-                             NULL) != RDT_OK)
-        return false;
-    rdti_regions_release(regions, &target);
     return persistent_receive_is_reachable(stream->m, seen->addr, seen->len_bytes, &at) &&
            at.region.index == seen->index && at.region.generation == seen->generation;
 }
@@ -525,7 +519,7 @@ rdti_stand_on_landed(struct rdti_mailbox *m, uint32_t id, uint32_t place, struct
 
 /* ---- Questions --------------------------------------------------------------------------- */
 
-enum rdti_stand_reach
+uint32_t
 rdti_stand_reach(const struct rdti_scope *scope, uint32_t source, const void *addr,
                  uint64_t len_bytes)
 {
@@ -534,7 +528,7 @@ rdti_stand_reach(const struct rdti_scope *scope, uint32_t source, const void *ad
 
     if (m == NULL || !m->is_ready || rdti_endpoint_caps(m->ep).is_same_host ||
         len_bytes < rdti_keyed_least_bytes(m))
-        return RDTI_STAND_NOT;
-    return persistent_receive_is_reachable(m, addr, len_bytes, &at) ? RDTI_STAND_HERE
-                                                                    : RDTI_STAND_ELSEWHERE;
+        return RDT_STANDS_NOT;
+    return persistent_receive_is_reachable(m, addr, len_bytes, &at) ? RDT_STANDS_HERE
+                                                                    : RDT_STANDS_ELSEWHERE;
 }

@@ -63,12 +63,12 @@ in_place_places_of(struct rdti_coll *coll, uint32_t member, struct rdti_places *
     return RDT_OK;
 }
 
+/* Of one process: a region keeps its generation as long as it lives. */
 static bool
-in_place_is_same_region(const struct rdt_remote_region *a, const struct rdt_remote_region *b)
+in_place_is_same(const struct rdti_place *a, const struct rdti_place *b)
 {
-    return a->addr == b->addr && a->len_bytes == b->len_bytes && a->index == b->index &&
-           a->generation == b->generation && a->segment == b->segment &&
-           a->segment_off == b->segment_off;
+    return a->off_bytes == b->off_bytes && a->region.index == b->region.index &&
+           a->region.generation == b->region.generation;
 }
 
 /* True: the others know it by *number_out; false: they learn it under that number. */
@@ -79,8 +79,7 @@ in_place_find_place(struct rdti_places *places, const struct rdti_place *place,
     const uint32_t kept = places->count < PLACES ? places->count : PLACES;
 
     for (uint32_t i = 0; i < kept; i++) {
-        if (places->at[i].off_bytes != place->off_bytes ||
-            !in_place_is_same_region(&places->at[i].region, &place->region))
+        if (!in_place_is_same(&places->at[i], place))
             continue;
         *number_out = i;
         return true;
@@ -90,24 +89,31 @@ in_place_find_place(struct rdti_places *places, const struct rdti_place *place,
     return false;
 }
 
+bool
+rdti_placed_find(const struct rdti_coll *coll, const void *tensor, uint64_t len_bytes,
+                 struct rdti_place *out)
+{
+    rdt_region *region = rdt_region_find(rdt_group_context(coll->group), tensor, len_bytes);
+
+    if (region == NULL || rdt_region_export(region, &out->region, NULL) != RDT_OK ||
+        out->region.segment == RDT_SEGMENT_NONE)
+        return false;
+    out->off_bytes = (uint64_t)((const uint8_t *)tensor - (uint8_t *)rdt_region_addr(region));
+    return true;
+}
+
 /* The announcement of the local tensor; none where it is not in an arena. */
 static rdt_status
 in_place_find_own(struct rdti_coll *coll, struct rdti_placement *out, struct rdt_error *err)
 {
-    rdt_context *ctx = rdt_group_context(coll->group);
     struct rdti_places *places = NULL;
 
-    if (coll->args.send != coll->args.recv)
-        return RDT_OK;
-    rdt_region *region = rdt_region_find(ctx, coll->args.recv, coll->block_bytes);
-    if (region == NULL || rdt_region_export(region, &out->place.region, NULL) != RDT_OK ||
-        out->place.region.segment == RDT_SEGMENT_NONE)
+    if (coll->args.send != coll->args.recv ||
+        !rdti_placed_find(coll, coll->args.recv, coll->block_bytes, &out->place))
         return RDT_OK;
     const rdt_status status = in_place_places_of(coll, coll->rank, &places, err);
     if (status != RDT_OK)
         return status;
-    out->place.off_bytes =
-        (uint64_t)((uint8_t *)coll->args.recv - (uint8_t *)rdt_region_addr(region));
     coll->direct.done.credits_alone++; /* the peers may write: announced apart from any data */
     out->saying = RDTI_PLACEMENT_KNOWN;
     if (in_place_find_place(places, &out->place, &out->number))

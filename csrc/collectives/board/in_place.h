@@ -14,7 +14,10 @@ struct rdti_placed {
     uint8_t *tensors[RDTI_TEAM_MAX]; /* NULL: not held */
 };
 
-/* in_place.c: holds the peers' tensors, of coll->direct.placed. Tasks may call it: RDT_EAGAIN where
+/* in_place.c: the place of a tensor that lies in the arena; false: it does not. */
+bool rdti_placed_find(const struct rdti_coll *coll, const void *tensor, uint64_t len_bytes,
+                      struct rdti_place *out);
+/* Holds the peers' tensors, of coll->direct.placed. Tasks may call it: RDT_EAGAIN where
  * a path is not ready. */
 rdt_status rdti_placed_hold(struct rdti_coll *coll, struct rdt_error *err);
 /* Runs `work` on held tensors. RDT_EAGAIN: a member has stopped, which ends the group. */

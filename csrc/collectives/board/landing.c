@@ -74,14 +74,8 @@ rdti_landing_export(const struct rdti_coll *coll, struct rdti_placement *out)
     const uint8_t *tensor = landing_of(coll, &len_bytes);
 
     *out = (struct rdti_placement){.saying = RDTI_PLACEMENT_NONE};
-    if (tensor == NULL)
-        return;
-    rdt_region *region = rdt_region_find(rdt_group_context(coll->group), tensor, len_bytes);
-    if (region == NULL || rdt_region_export(region, &out->place.region, NULL) != RDT_OK ||
-        out->place.region.segment == RDT_SEGMENT_NONE)
-        return;
-    out->saying = RDTI_PLACEMENT_NEW;
-    out->place.off_bytes = (uint64_t)(tensor - (const uint8_t *)rdt_region_addr(region));
+    if (tensor != NULL && rdti_placed_find(coll, tensor, len_bytes, &out->place))
+        out->saying = RDTI_PLACEMENT_NEW;
 }
 
 /* ---- Work ---- */
