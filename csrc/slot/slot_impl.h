@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The bodies of both halves of a slot, shared by slot.c (receiver, table), slot_sender.c (sender)
- * and slot_fetch.c (view of an arrived tensor) only. */
+ * The bodies of both halves of a slot, for slots.c (the table), slot.c (receiver), slot_fetch.c (its
+ * view of an arrived tensor), slot_open.c and slot_sender.c (sender) only. */
 #ifndef RDTI_SLOT_SLOT_IMPL_H
 #define RDTI_SLOT_SLOT_IMPL_H
 
@@ -129,7 +129,14 @@ rdti_slot_mark(struct rdti_op *op, uint32_t kind, uint32_t epoch)
 rdt_status rdti_slot_check_desc(const char *call, const char *name,
                                 const struct rdt_tensor_desc *desc, uint64_t *payload_bytes_out,
                                 struct rdt_error *err);
+/* slots.c */
+
 struct rdti_announced *rdti_slots_find_announced(struct rdti_slots *slots, const char *name);
+/* Gives the slot its id. */
+rdt_status rdti_slots_add(struct rdti_slots *slots, rdt_slot *slot, struct rdt_error *err);
+/* Points the flag at the next buffer and epoch, by whatever path they come. */
+void rdti_slot_aim_flag(rdt_slot *slot, uint32_t epoch);
+
 /* The error that ended a path, with the name of one of its slots, which the path does not know. */
 static inline struct rdt_error
 rdti_slot_error(const char *name, const struct rdt_error *err)
