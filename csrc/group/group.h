@@ -9,7 +9,9 @@
  *   DESTROYED  end with that reason, or      the last of them that lets go of its buffers, and
  *              as cancelled                  rdt_group_release() -> gone
  *
- * A member that left by itself (goodbye) ends only receives from it and sends to it.
+ * An eager message that had come whole before its sender died is still received in a BROKEN group,
+ * unless it is of a collective. A member that left by itself (goodbye) ends only receives from it
+ * and sends to it.
  */
 #ifndef RDTI_GROUP_GROUP_H
 #define RDTI_GROUP_GROUP_H

@@ -37,10 +37,22 @@ group_end_become(rdt_group *group, enum rdti_group_state state)
     group->scope.is_live = state == RDTI_GROUP_LIVE;
 }
 
-/* [driver] Ends all operations with this error. */
+/* A message that had come whole before its sender died or left. */
+static bool
+group_end_is_left(const rdt_group *group, const struct rdti_arrival *arrival)
+{
+    const rdt_endpoint *ep = group->scope.members[arrival->head.source].ep;
+
+    return arrival->self == NULL && arrival->head.kind == RDTI_MESSAGE_EAGER && ep != NULL &&
+           rdti_endpoint_is_ended(ep);
+}
+
+/* [driver] Ends all operations with this error. What is left of the dead can still be received
+ * until the group is destroyed. */
 static void
 group_end_operations(rdt_group *group, const struct rdt_error *err)
 {
+    struct rdti_list *arrivals = &group->scope.arrivals;
     struct rdti_list seen;
 
     rdti_list_init(&seen);
@@ -52,10 +64,12 @@ group_end_operations(rdt_group *group, const struct rdt_error *err)
     rdti_list_splice(&group->scope.requests,
                      &seen); /* those that have yet to let go of their buffers */
     rdti_stand_end_group(&group->scope);
-    while (!rdti_list_is_empty(&group->scope.arrivals))
-        rdti_arrival_drop(RDTI_CONTAINER(group->scope.arrivals.next, struct rdti_arrival,
-                                         scope_link),
-                          err);
+    for (struct rdti_list *node = arrivals->next, *next; node != arrivals; node = next) {
+        struct rdti_arrival *arrival = RDTI_CONTAINER(node, struct rdti_arrival, scope_link);
+        next = node->next;
+        if (group->state == RDTI_GROUP_DESTROYED || !group_end_is_left(group, arrival))
+            rdti_arrival_drop(arrival, err);
+    }
 }
 
 static uint32_t

@@ -452,6 +452,29 @@ messages_post_receive(rdt_group *group, uint32_t src, uint64_t tag, void *dst, u
     return status;
 }
 
+/* As rdti_group_enter(), also where the group is broken and has such a message of a dead member. */
+static rdt_status
+messages_enter_to_receive(rdt_group *group, uint32_t src, uint64_t tag, bool has_desc,
+                          struct rdt_error *err)
+{
+    const struct rdti_list *arrivals = &group->scope.arrivals;
+    struct rdti_engine *engine = group->scope.ctx->engine;
+    const rdt_status status = rdti_group_enter(group, src, err);
+
+    if (status == RDT_OK || has_desc)
+        return status;
+    rdti_engine_enter(engine);
+    for (const struct rdti_list *node = arrivals->next;
+         group->state == RDTI_GROUP_BROKEN && node != arrivals; node = node->next) {
+        const struct rdti_message *head =
+            &RDTI_CONTAINER(node, const struct rdti_arrival, scope_link)->head;
+        if (head->tag == tag && (src == RDT_SOURCE_ANY || head->source == src))
+            return RDT_OK;
+    }
+    rdti_engine_leave(engine);
+    return status;
+}
+
 rdt_status
 rdt_group_recv(rdt_group *group, uint32_t src, uint64_t tag, void *dst, uint64_t cap_bytes,
                const struct rdt_message_desc *desc, rdt_transfer **out, struct rdt_error *err)
@@ -461,7 +484,7 @@ rdt_group_recv(rdt_group *group, uint32_t src, uint64_t tag, void *dst, uint64_t
     if (status == RDT_OK && out == NULL)
         status = rdti_error_set(err, RDT_EINVAL, 0, "group_recv: out is NULL");
     if (status == RDT_OK)
-        status = rdti_group_enter(group, src, err);
+        status = messages_enter_to_receive(group, src, tag, desc != NULL && desc->op != 0, err);
     if (status != RDT_OK)
         return status;
     struct rdt_transfer *t = rdti_transfer_new(group->scope.ctx->pool);

@@ -685,6 +685,11 @@ struct rdt_message_desc {
  * task must not wait: it gets RDT_EAGAIN, so call rdt_group_endpoint() on a user's thread before.
  * `out` may be NULL for sends. Freeing the handle of a receive that has not matched cancels it.
  *
+ * The end of a send says that its buffer is free, not that the message was received: one that is
+ * small enough for the receiver's ring ends when it lies there (tcp: when the library has copied
+ * it). A plain message of these that had come whole before its sender died is still received, also
+ * after the group broke. Over tcp it may be lost if its sender ends before the kernel has taken it.
+ *
  * Repeated receives become persistent. If a receive of at least 4 KiB is posted again at the
  * address of an earlier one from that source and tag, in memory that the source can write (shm: in
  * the arena; tcp, verbs: also registered), the place is sent to the source once. From then on each

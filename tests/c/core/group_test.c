@@ -316,27 +316,56 @@ trio_group(rdt_context *ctx, uint32_t rank, struct trio *trio)
     return group;
 }
 
-/* Rank 1 (global 11): lets rank 0 connect, offers it a message, and waits for its end. */
-static void
-run_victim(uint32_t transport, int from_parent, int to_parent)
+/* Rank 1 (global 11), in a process of its own. */
+static rdt_group *
+member_group(uint32_t transport, int from_parent, int to_parent)
 {
     struct trio *trio = calloc(1, sizeof(*trio));
     struct rdt_error err = {0};
     rdt_context *ctx = rig_context(transport, 11);
-    rdt_transfer *t;
-    uint8_t *buf = malloc(8 * MEGABYTE);
 
     CHECK_OK(rdt_context_blob(ctx, trio->blob[1], RDT_BLOB_MAX_BYTES, &trio->blob_bytes[1], &err),
              &err);
     put_blob(to_parent, trio->blob[1], trio->blob_bytes[1]);
     trio->blob_bytes[0] = get_blob(from_parent, trio->blob[0]);
     trio->blob_bytes[2] = get_blob(from_parent, trio->blob[2]);
-    rdt_group *group = trio_group(ctx, 1, trio);
+    return trio_group(ctx, 1, trio);
+}
+
+/* Lets rank 0 connect, offers it a message, and waits for its end. */
+static void
+run_victim(uint32_t transport, int from_parent, int to_parent)
+{
+    struct rdt_error err = {0};
+    rdt_transfer *t;
+    uint8_t *buf = malloc(8 * MEGABYTE);
+    rdt_group *group = member_group(transport, from_parent, to_parent);
+
     CHECK_OK(rdt_group_send(group, 0, 1, buf, 8, NULL, &t, &err), &err);
     CHECK_OK(rdt_transfer_wait(t, rig_patience_ns(), &err), &err);
     CHECK_OK(rdt_group_send(group, 0, 2, buf, 8 * MEGABYTE, NULL, &t, &err), &err);
     for (;;) /* the message is never asked for */
         CHECK_STATUS(rdt_transfer_wait(t, rig_patience_ns(), &err), RDT_ETIMEDOUT);
+}
+
+static const uint64_t last_bytes[] = {8, 600, 1000};
+
+/* Waits for a word, sends eager messages, and ends as soon as these are sent. */
+static void
+run_hasty(uint32_t transport, int from_parent, int to_parent)
+{
+    struct rdt_error err = {0};
+    rdt_transfer *t;
+    uint8_t *buf = malloc(MEGABYTE);
+    rdt_group *group = member_group(transport, from_parent, to_parent);
+
+    CHECK_OK(rdt_group_recv(group, 0, 9, buf, 8, NULL, &t, &err), &err);
+    CHECK_OK(rdt_transfer_wait(t, rig_patience_ns(), &err), &err);
+    for (uint64_t i = 0; i < 3; i++) {
+        rig_fill(buf, last_bytes[i], i);
+        CHECK_OK(rdt_group_send(group, 0, i, buf, last_bytes[i], NULL, &t, &err), &err);
+        CHECK_OK(rdt_transfer_wait(t, rig_patience_ns(), &err), &err);
+    }
 }
 
 /* Ranks 0 and 2 live here; rank 2 exchanges nothing with rank 1 at all. */
@@ -349,7 +378,8 @@ struct survivors {
 };
 
 static void
-survivors_make(struct survivors *here, uint32_t transport)
+survivors_make(struct survivors *here, uint32_t transport,
+               void (*life)(uint32_t transport, int from_parent, int to_parent))
 {
     struct rdt_error err = {0};
     struct trio *trio = &here->trio;
@@ -361,7 +391,7 @@ survivors_make(struct survivors *here, uint32_t transport)
     here->victim = fork(); /* before any context of ours */
     CHECK(here->victim >= 0);
     if (here->victim == 0) {
-        run_victim(transport, to[0], from[1]);
+        life(transport, to[0], from[1]);
         _exit(0);
     }
     here->buf = malloc(MEGABYTE);
@@ -394,7 +424,7 @@ kill_a_member(uint32_t transport)
     rdt_transfer *t[5];
     uint64_t word;
 
-    survivors_make(here, transport);
+    survivors_make(here, transport, run_victim);
     rdt_group **group = here->group;
     uint8_t *buf = here->buf;
     CHECK_OK(rdt_group_recv(group[0], 1, 1, &word, 8, NULL, &t[0], &err), &err);
@@ -433,6 +463,61 @@ TEST(a_killed_member_is_named_to_everybody_over_shm)
 TEST(a_killed_member_is_named_to_everybody_over_tcp)
 {
     kill_a_member(RDT_TRANSPORT_TCP);
+}
+
+static void
+receives_last_words(uint32_t transport, bool is_late)
+{
+    struct survivors *here = malloc(sizeof(*here));
+    struct rdt_error err = {0};
+    uint8_t *expected = malloc(MEGABYTE);
+    rdt_transfer *t[3];
+
+    survivors_make(here, transport, run_hasty);
+    for (uint64_t i = 0; i < 3 && !is_late; i++)
+        CHECK_OK(rdt_group_recv(here->group[0], 1, i, here->buf + i * 65536, last_bytes[i], NULL,
+                                &t[i], &err),
+                 &err);
+    CHECK_OK(rdt_group_send(here->group[0], 1, 9, here->buf, 8, NULL, NULL, &err), &err);
+    CHECK(waitpid(here->victim, NULL, 0) == here->victim);
+    CHECK_EVENTUALLY(rdt_group_error(here->group[0], NULL) != RDT_OK, 20);
+    for (uint64_t i = 0; i < 3 && is_late; i++)
+        CHECK_OK(rdt_group_recv(here->group[0], 1, i, here->buf + i * 65536, last_bytes[i], NULL,
+                                &t[i], &err),
+                 &err);
+    for (uint64_t i = 0; i < 3; i++) {
+        CHECK_OK(rig_end(t[i], &err), &err);
+        rig_fill(expected, last_bytes[i], i);
+        CHECK_MEM_EQ(here->buf + i * 65536, expected, last_bytes[i]);
+    }
+    check_named(rdt_group_recv(here->group[0], 1, 0, here->buf, 8, NULL, &t[0], &err), &err);
+    for (int i = 0; i < 2; i++)
+        rdt_group_destroy(here->group[i]);
+    for (int i = 0; i < 2; i++)
+        rig_close_context(here->ctx[i]);
+    free(expected);
+    free(here->buf);
+    free(here);
+}
+
+TEST(what_a_dead_member_had_sent_is_received_over_shm)
+{
+    receives_last_words(RDT_TRANSPORT_SHM, false);
+}
+
+TEST(what_a_dead_member_had_sent_is_received_over_tcp)
+{
+    receives_last_words(RDT_TRANSPORT_TCP, false);
+}
+
+TEST(what_a_dead_member_had_sent_is_received_later_over_shm)
+{
+    receives_last_words(RDT_TRANSPORT_SHM, true);
+}
+
+TEST(what_a_dead_member_had_sent_is_received_later_over_tcp)
+{
+    receives_last_words(RDT_TRANSPORT_TCP, true);
 }
 
 TEST_MAIN()
