@@ -159,10 +159,8 @@ class World:
 
     Example:
         >>> world.rank, world.size
-        (0, 1)
-        >>> with world.group("all") as group:
-        ...     group.barrier().wait()
-        <Transfer ...: done>
+        (0, 2)
+        >>> world[1].wait_ready(timeout_s=10)
     """
 
     def __init__(
@@ -270,7 +268,8 @@ class World:
             PeerError: The rank gave up; the message has its reason.
 
         Example:
-            >>> to_next = world.endpoint((world.rank + 1) % world.size)  # doctest: +SKIP
+            >>> world.endpoint((world.rank + 1) % world.size)
+            <Endpoint rank=1 ...>
         """
         rank = whole(rank, "endpoint", "rank")
         if not 0 <= rank < self.size or rank == self.rank:
@@ -310,7 +309,8 @@ class World:
                 endpoint().
 
         Example:
-            >>> endpoint = await world.endpoint_async(1)  # doctest: +SKIP
+            >>> asyncio.run(world.endpoint_async(1))
+            <Endpoint rank=1 ...>
         """
         return await asyncio.to_thread(self.endpoint, rank)
 
@@ -343,7 +343,9 @@ class World:
                 Context.recv_slot().
 
         Example:
-            >>> inbox = world.recv_slot("gradients", (1024,), src=1)  # doctest: +SKIP
+            >>> with world.recv_slot("gradients", (1024,), src=1) as receiver:
+            ...     receiver
+            <SlotReceiver 'gradients' static float32 [1024]>
         """
         return self.context.recv_slot(name, shape, dtype, src=self.endpoint(src), kind=kind)
 
@@ -405,7 +407,7 @@ class World:
             TransferTimeoutError: A member did not join. The other exceptions are those of group().
 
         Example:
-            >>> asyncio.run(world.group_async("awaited")).close()
+            >>> asyncio.run(world.group_async("awaited", [0])).close()
         """
         return await asyncio.to_thread(self.group, name, ranks)
 
@@ -449,7 +451,7 @@ class World:
 
         Example:
             >>> world.describe()["job"]["size"]
-            1
+            2
         """
         return self.context.describe()
 
@@ -458,6 +460,9 @@ class World:
 
         If an exception leaves the `with` block, this rank's key keeps its message for the waiting
         ranks.
+
+        Example:
+            >>> join(FileStore(folder), 0, 1).close()
         """
         self._end(None)
 

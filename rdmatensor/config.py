@@ -135,7 +135,7 @@ class Options:
         shown = (f"{name}={value!r}" for name, value in given.items() if name != "secret")
         return f"Options({', '.join(shown)})"
 
-    def check_match(self, settings: Settings) -> None:
+    def _check_match(self, settings: Settings) -> None:
         """Raise InvalidArgumentError if a field that is given has another value in settings."""
         for name, value in self._given().items():
             found = getattr(settings, name)

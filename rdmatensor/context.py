@@ -329,8 +329,9 @@ class Context(Closable):
             PeerError: The sender died or left.
 
         Example:
-            >>> other.recv_slot("numbers", (3,), src=peer)
-            <SlotReceiver 'numbers' static float32 [3]>
+            >>> with other.recv_slot("gradients", (1024,), src=peer) as receiver:
+            ...     receiver
+            <SlotReceiver 'gradients' static float32 [1024]>
         """
         if isinstance(src, Endpoint):
             endpoint = src
@@ -429,12 +430,30 @@ class Context(Closable):
 
         For event loops of your own: call progress() then. Do not read from it. `await` does not
         need it.
+
+        Returns:
+            The descriptor, which the context owns.
+
+        Raises:
+            ClosedError: The context was closed.
+            ForkedProcessError: This is a forked child.
+
+        Example:
+            >>> readable, _, _ = select.select([context], [], [], 0)
+            >>> context.progress()
         """
         self._core.refuse_fork("fileno")
         return int(lib.rdt_context_fd(self._c_ptr("fileno")))
 
     def progress(self) -> None:
-        """Drive the engine once, without waiting."""
+        """Drive the engine once, without waiting.
+
+        Raises:
+            ClosedError: The context was closed.
+
+        Example:
+            >>> context.progress()
+        """
         status = lib.rdt_context_progress(self._c_ptr("progress"))
         if status != OK:
             fail(status, "progress", new_error())
@@ -458,6 +477,9 @@ class Context(Closable):
         """Close endpoints and slots, then the context; idempotent, and does nothing after a fork.
 
         Waiting threads get ClosedError. Memory stays mapped while arrays of it are alive.
+
+        Example:
+            >>> Context(Settings(loopback=True)).close()
         """
         _open_contexts.discard(self)
         if self._metrics is not None:
@@ -529,10 +551,23 @@ _default: Context | None = None
 
 
 def default_context(settings: Callable[[], config.Settings] | None = None) -> Context:
-    """Return the process's own context, opened from the environment at the first call.
+    """Return the process's own context, opened at the first call.
 
-    settings: returns those of a context that has to be opened; None reads the environment.
     It is closed when the interpreter ends, or by close(); then the next call opens another.
+
+    Args:
+        settings: A function that returns the settings of a context that has to be opened; None
+            reads the environment.
+
+    Returns:
+        The context; the same one until it is closed.
+
+    Raises:
+        InvalidArgumentError: A setting is wrong. The other exceptions are those of Context.
+
+    Example:
+        >>> default_context() is default_context()
+        True
     """
     global _default
     with _default_lock:

@@ -158,7 +158,15 @@ assert ffi.sizeof("struct rdt_block") == 24, "WriteBatch.of_parts() lays three w
 
 
 class PreparedWrite:
-    """A write that was checked once and is posted often; made by Endpoint.prepare_write()."""
+    """A write that was checked once and is posted often; made by Endpoint.prepare_write().
+
+    Ownership: the source is kept alive by this object.
+
+    Example:
+        >>> prepared = endpoint.prepare_write(np.ones(4, np.uint8), remote)
+        >>> prepared.post().wait()
+        <Transfer write of 4 B, ...: done>
+    """
 
     __slots__ = ("_dst", "_endpoint", "_len_bytes", "_notify", "_offset_bytes", "_src", "_what")
 
@@ -343,7 +351,7 @@ class Endpoint(Closable):
             >>> endpoint.write(np.ones(4, np.uint8), remote, dst_offset_bytes=8, notify=3).wait()
             <Transfer write of 4 B, ...: done>
             >>> peer.wait_notify(timeout_s=10)
-            7
+            3
         """
         data, len_bytes = span(src, "write")
         frame = take()

@@ -35,9 +35,24 @@ from rdmatensor.types import ReduceOpLike, TensorLike
 class Group(Closable):
     """Ranks that communicate; made by World.group(). Ranks below are those of the group.
 
+    The order of arguments, src and dst are those of torch.distributed. A method that ends in _init
+    takes the arguments of the method before its _init, waits for all members, and returns what is
+    started often; in a coroutine, call it by asyncio.to_thread().
+
     Ownership: all tensors are kept alive, sources must not change and destinations must not be used
         until the Transfer is done.
     Threads: any thread, but collectives of one group in the same order on all members.
+
+    Attributes:
+        name: The name that all members use.
+        rank: This process's rank in the group.
+        size: Number of members.
+
+    Example:
+        >>> group.rank, group.size
+        (0, 1)
+        >>> group.all_reduce(np.ones(3), "avg").wait()
+        <Transfer ...: done>
     """
 
     def __init__(
@@ -74,7 +89,28 @@ class Group(Closable):
     # ---- messages ------------------------------------------------------------------------------
 
     def send(self, tensor: TensorLike, dst: int, *, tag: int = 0) -> Transfer:
-        """Send a whole tensor to a member; FIFO for each (source, tag). tag: 0 to 2**64 - 1."""
+        """Send a whole tensor to a member; messages of one source and tag arrive in order.
+
+        Args:
+            tensor: Any row-major tensor without gaps.
+            dst: Rank of the receiver; this process's own is legal.
+            tag: 0 to 2**64 - 1; the receiver's.
+
+        Returns:
+            The message in flight.
+
+        Raises:
+            InvalidArgumentError: The tensor is not contiguous, or an argument is out of range.
+            ClosedError: The group was closed.
+
+        Example:
+            >>> sent = group.send(np.arange(3), dst=0, tag=7)
+            >>> into = np.zeros(3, int)
+            >>> group.recv(into, src=0, tag=7).wait().len_bytes
+            24
+            >>> sent.wait()
+            <Transfer ...: done>
+        """
         data, len_bytes = memory.span(tensor, "send")
         dst = whole_in(dst, self.size - 1, "send", "dst")
         tag = whole_in(tag, U64_MAX, "send", "tag")
@@ -93,7 +129,8 @@ class Group(Closable):
         """Receive into a tensor.
 
         A shorter message is legal: ReceiveTransfer.len_bytes and ReceiveTransfer.source report its
-        size and sender. A longer one is MismatchError.
+        size and sender. A longer one is a MismatchError. In torch.distributed a shorter one is an
+        error too, as it cannot report its size.
 
         Args:
             tensor: The destination, of any shape.
@@ -102,6 +139,18 @@ class Group(Closable):
 
         Returns:
             The receive in flight.
+
+        Raises:
+            InvalidArgumentError: The tensor is not contiguous or read-only, or an argument is out
+                of range.
+            ClosedError: The group was closed.
+
+        Example:
+            >>> into = np.zeros(3, int)
+            >>> receiving = group.recv(into)
+            >>> _ = group.send(np.arange(3), dst=0).wait()
+            >>> receiving.wait().source
+            0
         """
         data, len_bytes = memory.span(tensor, "recv", writable=True)
         source = lib.RDT_SOURCE_ANY
@@ -140,7 +189,7 @@ class Group(Closable):
         Example:
             >>> settings = np.arange(3.0)
             >>> group.broadcast(settings, src=0).wait()
-            <Transfer group 'all': broadcast of 3 elements: done>
+            <Transfer group ...: broadcast of 3 elements: done>
         """
         src = whole_in(src, self.size - 1, "broadcast", "src")
         dtype, shape = memory.describe_tensor(tensor, "broadcast")
@@ -366,7 +415,17 @@ class Group(Closable):
     # ---- what repeats --------------------------------------------------------------------------
 
     def send_init(self, tensor: TensorLike, dst: int, *, tag: int = 0) -> PersistentMessage:
-        """Initialise a send that is started often; arguments as send(). Not collective."""
+        """Initialise a send() that is started often. Not collective, does not wait.
+
+        Returns:
+            What to start in each step.
+
+        Example:
+            >>> sending = group.send_init(np.ones(3), dst=0)
+            >>> for step in range(3):
+            ...     sent = sending.start()
+            ...     _ = group.recv(np.zeros(3)).wait(), sent.wait()
+        """
         memory.span(tensor, "send_init")
         dst = whole_in(dst, self.size - 1, "send_init", "dst")
         return PersistentMessage(partial(self.send, tensor, dst, tag=tag))
@@ -374,7 +433,17 @@ class Group(Closable):
     def recv_init(
         self, tensor: TensorLike, src: int | None = None, *, tag: int = 0
     ) -> PersistentMessage:
-        """Initialise a receive that is started often; arguments as recv(). Not collective."""
+        """Initialise a recv() that is started often. Not collective, does not wait.
+
+        Returns:
+            What to start in each step.
+
+        Example:
+            >>> receiving = group.recv_init(np.zeros(3), src=0)
+            >>> for step in range(3):
+            ...     received = receiving.start()
+            ...     _ = group.send(np.ones(3), dst=0).wait(), received.wait()
+        """
         memory.span(tensor, "recv_init", writable=True)
         if src is not None:
             src = whole_in(src, self.size - 1, "recv_init", "src")
@@ -498,7 +567,16 @@ class Group(Closable):
     # ---- the end -------------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:
-        """End every operation of the group on every member with an error that carries reason."""
+        """End every operation of the group on every member with an error.
+
+        Args:
+            reason: The text that the error carries.
+
+        Example:
+            >>> broken = world.group("broken", [0])
+            >>> broken.abort("the data set is exhausted")
+            >>> broken.close()
+        """
         lib.rdt_group_abort(self._handle.get("abort"), text_bytes(reason, "abort", "reason"))
 
     def _what(self, verb: str, amount: int) -> str:
@@ -511,7 +589,11 @@ class Group(Closable):
         return self._handle.ptr is None
 
     def close(self) -> None:
-        """Leave the group; what is in flight ends with CanceledError. Idempotent."""
+        """Leave the group; what is in flight ends with CanceledError. Idempotent.
+
+        Example:
+            >>> world.group("short-lived", [0]).close()
+        """
         for made in list(self._persistent):
             made.close()  # one that is open keeps connections, so that peers do not see a leave
         super().close()
@@ -557,7 +639,9 @@ def _like(tensor: TensorLike, dtype: str, count: int, call: str, name: str = "ou
     return tensor
 
 
-def _needed(tensor: TensorLike | None, call: str, name: str, who: str) -> TensorLike:
+def _needed(
+    tensor: TensorLike | None, call: str, name: str = "out", who: str = "the root"
+) -> TensorLike:
     if tensor is None:
         raise invalid(call, f"{name} is missing: {who} needs it for all members' parts")
     return tensor

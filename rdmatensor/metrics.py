@@ -25,6 +25,8 @@ from rdmatensor._observe.observed import Observed
 from rdmatensor.errors import ClosedError, DeviceError, NotSupportedError
 from rdmatensor.state import ContextState, EndpointState
 
+__all__ = ["Sample", "samples", "text", "values"]
+
 ADDRESS = "127.0.0.1"
 _HISTOGRAM = "transfer_seconds"
 _MEANINGS = {
@@ -72,10 +74,17 @@ _DEVICE_COUNTERS = {
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One number. name has no "_total"; seconds and bytes are the only units.
+    """One number. Seconds and bytes are the only units.
 
     A histogram has samples that end in "_bucket", one for each value of its label le, "_sum", and
     "_count".
+
+    Attributes:
+        name: The name, without "rdmatensor_" and "_total".
+        kind: "counter", "gauge" or "histogram".
+        meaning: What is counted.
+        value: The number.
+        labels: Labels and their values.
     """
 
     name: str
@@ -104,6 +113,10 @@ def samples(context: Observed, root: Path = Path("/")) -> list[Sample]:
 
     Raises:
         ClosedError: The context was closed.
+
+    Example:
+        >>> next(iter(samples(context))).full_name
+        'rdmatensor_writes_total'
     """
     counters = asdict(context.counters())
     state = context._state()  # describe() would also make the kernel visit each page
@@ -120,10 +133,20 @@ def samples(context: Observed, root: Path = Path("/")) -> list[Sample]:
 
 
 def values(context: Observed) -> dict[str, float]:
-    """Return {name: number}, the names as Prometheus writes them, labels included.
+    """Return all numbers by name.
+
+    Args:
+        context: The context to read.
+
+    Returns:
+        Numbers by names as Prometheus writes them, labels included.
 
     Raises:
         ClosedError: The context was closed.
+
+    Example:
+        >>> values(context)["rdmatensor_failovers_total"]
+        0
     """
     return {sample.full_name: sample.value for sample in samples(context)}
 
@@ -131,9 +154,19 @@ def values(context: Observed) -> dict[str, float]:
 def text(context: Observed) -> str:
     """Return the numbers in Prometheus' text format.
 
+    Args:
+        context: The context to read.
+
+    Returns:
+        The text of a scrape.
+
     Raises:
         ClosedError: The context was closed.
         NotSupportedError: prometheus-client is not installed.
+
+    Example:
+        >>> "rdmatensor_failovers_total 0.0" in text(context)
+        True
     """
     client = _client()
     return str(client.generate_latest(_registry(client, context)).decode())

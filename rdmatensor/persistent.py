@@ -26,10 +26,11 @@ class PersistentCollective(Closable):
     Threads: any thread, one start at a time.
 
     Example:
-        >>> with group.all_reduce_init(gradient, "avg") as average:  # doctest: +SKIP
-        ...     for step in range(steps):
-        ...         compute(gradient)
-        ...         average.start().wait()
+        >>> gradient = np.zeros(1000)
+        >>> with group.all_reduce_init(gradient, "avg") as average:
+        ...     for step in range(3):
+        ...         gradient[:] = step  # compute it
+        ...         _ = average.start().wait()
     """
 
     _handle: Handle
@@ -53,6 +54,11 @@ class PersistentCollective(Closable):
             BusyError: The last start has not ended.
             ClosedError: It, its group or its context was closed.
             PeerError: A member died or left, or the group broke.
+
+        Example:
+            >>> with group.all_reduce_init(np.ones(3)) as total:
+            ...     total.start().wait()
+            <Transfer ...: done>
         """
         self._core.refuse_fork("start")  # a thread of the parent may have had the lock
         with self._lock:
@@ -62,7 +68,11 @@ class PersistentCollective(Closable):
             return Transfer(self._core, frame, self._pins, self._what)
 
     def close(self) -> None:
-        """Free it; not collective. A start in flight goes on. Idempotent."""
+        """Free it; not collective. A start in flight goes on. Idempotent.
+
+        Example:
+            >>> group.all_reduce_init(np.ones(3)).close()
+        """
         if self._core.is_foreign:  # likewise; it belongs to the parent
             return
         with self._lock:
@@ -85,9 +95,11 @@ class PersistentMessage:
     start of the receive is a credit, and each start of the send one write into the place.
 
     Example:
-        >>> activation = group.recv_init(buffer, src=0)  # doctest: +SKIP
-        >>> for batch in range(batches):
-        ...     activation.start().wait()
+        >>> sending = group.send_init(np.ones(3), dst=0)
+        >>> receiving = group.recv_init(np.zeros(3), src=0)
+        >>> for batch in range(3):
+        ...     sent, received = sending.start(), receiving.start()
+        ...     _ = received.wait(), sent.wait()
     """
 
     def __init__(self, begin: Callable[[], Transfer]) -> None:
@@ -102,5 +114,9 @@ class PersistentMessage:
         Raises:
             ClosedError: The group or its context was closed.
             PeerError: The member died or left, or the group broke.
+
+        Example:
+            >>> received = group.recv_init(np.zeros(3), src=0).start()
+            >>> _ = group.send(np.ones(3), dst=0).wait(), received.wait()
         """
         return self._begin()

@@ -97,6 +97,15 @@ def apply(
         PlanMismatchError: On all ranks: plans differ, the model is not the plan's, a layer has
             sparse gradients, or another model's plan sends a parameter; it names the first tensor.
         InvalidArgumentError: On all ranks: another strategy, or another number of ranks.
+
+    Example:
+        >>> model, inputs = torch.nn.Linear(4, 2), (torch.ones(3, 4),)
+        >>> plan = graph_analysis.analyze(model, inputs, strategy=graph_analysis.DataParallel(1))
+        >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        >>> planned = apply(model, plan, optimizer)
+        >>> planned(*inputs).sum().backward()
+        >>> optimizer.step()
+        >>> planned.close()
     """
     del choose_again
     return PlannedModel(
@@ -128,6 +137,10 @@ def recorded(group: dist.ProcessGroup | None = None) -> TransferPlan | None:
             differs.
         ValueError: The group is another backend's.
         PlanError: A rank's description of its step is damaged, or cannot be part of a plan.
+
+    Example:
+        >>> recorded() is None  # no step has repeated yet
+        True
     """
     return recorder.recorded(backend_of(_chosen(group)))
 
@@ -146,6 +159,14 @@ class PlannedModel:
     second gradient in the same pass after the first was sent, for example by reentrant checkpoints
     that share a parameter. If ranks do not agree on such an error, it ends the group.
     torch.autograd.grad() writes no gradient, and sends nothing.
+
+    Attributes:
+        module: The model.
+        plan: The plan.
+
+    Example:
+        >>> planned = rdmatensor.plan.apply(model, plan, optimizer)  # doctest: +SKIP
+        >>> loss_fn(planned(inputs), target).backward()  # doctest: +SKIP
     """
 
     def __init__(
@@ -225,9 +246,16 @@ class PlannedModel:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients of the backward passes inside are summed locally, and not sent.
+        """Sum the gradients of the backward passes inside locally, and do not send them.
 
         The first backward pass after it sends the sum, as with DistributedDataParallel.
+
+        Yields:
+            Nothing.
+
+        Example:
+            >>> with planned.no_sync():  # doctest: +SKIP
+            ...     loss_fn(planned(first), target).backward()
         """
         before = self._step.is_syncing
         self._step.is_syncing = False
@@ -248,6 +276,13 @@ class PlannedModel:
         "last_step" is the last one alone, between the ends of two backward passes, in this whole
         process: counters(), where "copied_bytes" includes copies into places, of buckets not sent
         in place, and of packed buffers.
+
+        Returns:
+            A dictionary with these keys.
+
+        Example:
+            >>> planned.describe()["steps"]  # doctest: +SKIP
+            10
         """
         counts, costs = self._memory.counts, self._step.costs
         return {
@@ -269,6 +304,9 @@ class PlannedModel:
         """Remove the hooks; the model is an ordinary one again. Idempotent.
 
         Gradients in the arena stay valid.
+
+        Example:
+            >>> planned.close()  # doctest: +SKIP
         """
         for hook in [*self._hooks, *self._outputs.values()]:
             hook.remove()

@@ -58,7 +58,7 @@ class SlotTensor:
 
     Example:
         >>> received = receiver.get(timeout_s=10)
-        >>> received.array.sum(), np.asarray(received).shape
+        >>> float(received.array.sum()), np.asarray(received).shape
         (6.0, (3,))
         >>> received.release()
     """
@@ -151,7 +151,7 @@ class SlotReceiver(Closable):
 
     Example:
         >>> with receiver.get(timeout_s=10) as array:
-        ...     array.sum()
+        ...     float(array.sum())
         6.0
     """
 
@@ -240,7 +240,7 @@ class SlotReceiver(Closable):
         Example:
             >>> async def sum_of_next():
             ...     with await receiver.get_async(timeout_s=10) as array:
-            ...         return array.sum()
+            ...         return float(array.sum())
             >>> asyncio.run(sum_of_next())
             6.0
         """
@@ -282,7 +282,11 @@ class SlotReceiver(Closable):
             give(frame)
 
     def close(self) -> None:
-        """Destroy the slot; the sender's next put() fails. Idempotent."""
+        """Destroy the slot; the sender's next put() fails. Idempotent.
+
+        Example:
+            >>> other.recv_slot("unused", 3, src=peer).close()
+        """
         self._arrays.clear()
         super().close()
 
@@ -564,7 +568,11 @@ class SlotSender(Closable):
         return f"slot {self.name!r}: put of {len_bytes} B"
 
     def close(self) -> None:
-        """Close this side; idempotent. Withdraws what no receiver of a dynamic slot has read."""
+        """Close this side; idempotent. Withdraws what no receiver of a dynamic slot has read.
+
+        Example:
+            >>> endpoint.send_slot("numbers").close()
+        """
         self._arrays.clear()
         super().close()
 

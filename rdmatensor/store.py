@@ -33,22 +33,84 @@ class Store(Protocol):
     """What a store must offer. Every torch.distributed.Store and FileStore offer it.
 
     Values are set as text and returned as bytes, as in torch.
+
+    Example:
+        >>> store: Store = FileStore(folder)  # or torch.distributed.TCPStore(...)
+        >>> store.set("key", "value")
+        >>> store.get("key")
+        b'value'
     """
 
     def set(self, key: str, value: str, /) -> None:
-        """Set a key, whole or not at all."""
+        """Set a key, whole or not at all.
+
+        Args:
+            key: Any text.
+            value: The value.
+
+        Example:
+            >>> FileStore(folder).set("key", "value")
+        """
 
     def get(self, key: str, /) -> bytes:
-        """Return the value of a key that exists."""
+        """Return the value of a key that exists.
+
+        Args:
+            key: The key.
+
+        Returns:
+            The value, as bytes.
+
+        Example:
+            >>> store = FileStore(folder)
+            >>> store.set("key", "value")
+            >>> store.get("key")
+            b'value'
+        """
 
     def check(self, keys: list[str], /) -> bool:
-        """Whether all the keys exist."""
+        """Return whether all the keys exist.
+
+        Args:
+            keys: The keys.
+
+        Returns:
+            True if each of them is set.
+
+        Example:
+            >>> FileStore(folder).check(["an unknown key"])
+            False
+        """
 
     def multi_get(self, keys: list[str], /) -> list[bytes]:
-        """Return the values of keys that exist."""
+        """Return the values of keys that exist.
+
+        Args:
+            keys: The keys.
+
+        Returns:
+            The values, in the order of the keys.
+
+        Example:
+            >>> store = FileStore(folder)
+            >>> store.set("key", "value")
+            >>> store.multi_get(["key"])
+            [b'value']
+        """
 
     def delete_key(self, key: str, /) -> bool:
-        """Delete a key; returns whether it existed."""
+        """Delete a key.
+
+        Args:
+            key: The key.
+
+        Returns:
+            Whether it existed.
+
+        Example:
+            >>> FileStore(folder).delete_key("an unknown key")
+            False
+        """
 
 
 class FileStore:

@@ -19,6 +19,21 @@ import torch
 from rdmatensor._backend.extension import load_extension, tie_to_context
 from rdmatensor.context import Context, default_context
 
+__all__ = [
+    "Births",
+    "Request",
+    "adopt",
+    "empty",
+    "empty_like",
+    "has_allocator",
+    "is_in_arena",
+    "ones",
+    "registered_memory",
+    "requests",
+    "zeros",
+    "zeros_like",
+]
+
 MIN_BYTES = 4096  # a page: below it a copy costs less than a place of its own in the arena
 _KEPT = 256  # requests that describe() lists; bounded, as a program may adopt forever
 

@@ -33,6 +33,8 @@ from rdmatensor._native.ffi import OK, check, ffi, lib, new_error
 from rdmatensor._observe.observed import Observed
 from rdmatensor.errors import RANK_UNKNOWN
 
+__all__ = ["Event", "Histogram", "events", "histograms", "start", "write"]
+
 DEFAULT_CAPACITY = 1 << 16
 CAPACITY_MAX = 1 << 24
 _BATCH = 4096
@@ -42,15 +44,25 @@ _FIRST_ROW = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One transfer. Times are of the wall clock, in nanoseconds since 1970."""
+    """One transfer. Times are of the wall clock, in nanoseconds since 1970.
 
-    sequence: int  # from 1, in the order in which they began
-    name: str  # "write", "read", "slot", "send", "receive", "all_reduce"
-    peer: int | None  # its rank; None: of a collective, or from any source
+    Attributes:
+        sequence: From 1, in the order in which transfers began.
+        name: "write", "read", "slot", "send", "receive", "all_reduce".
+        peer: Its rank; None for a collective, or a message from any source.
+        len_bytes: Payload.
+        start_ns: When it began.
+        end_ns: When it ended; None while it is in flight.
+        status: "RDT_OK", the name of an error, or "in flight".
+    """
+
+    sequence: int
+    name: str
+    peer: int | None
     len_bytes: int
     start_ns: int
-    end_ns: int | None  # None: in flight
-    status: str  # "RDT_OK", "RDT_EPEER"; "in flight"
+    end_ns: int | None
+    status: str
 
 
 def start(context: Observed, capacity: int = DEFAULT_CAPACITY) -> None:
@@ -64,6 +76,10 @@ def start(context: Observed, capacity: int = DEFAULT_CAPACITY) -> None:
         InvalidArgumentError: It is on already, or the capacity is out of range.
         OutOfMemoryError: Memory for the trace is lacking.
         ClosedError: The context was closed.
+
+    Example:
+        >>> with Context(Settings(loopback=True)) as context:
+        ...     start(context, capacity=1000)
     """
     capacity = whole_in(capacity, CAPACITY_MAX, "trace", "capacity")
     err = new_error()
@@ -82,6 +98,10 @@ def events(context: Observed, since: int = 1) -> list[Event]:
 
     Raises:
         ClosedError: The context was closed.
+
+    Example:
+        >>> events(context)
+        []
     """
     batch = ffi.new("struct rdt_trace_event[]", _BATCH)
     following = ffi.new("uint64_t *", since)
@@ -102,19 +122,37 @@ class Histogram:
     """How long the transfers of one name took since start().
 
     Includes those that are not kept any more, except one that `capacity` newer ones overtook.
+
+    Attributes:
+        name: As Event.name; "other" for names beyond the first 31.
+        count: Number of transfers.
+        sum_s: Seconds that they took together.
+        len_bytes: Payload of all of them.
+        buckets: Pairs of seconds and how many took no longer; the last one is infinite.
     """
 
-    name: str  # "other" for names beyond the first 31
+    name: str
     count: int
     sum_s: float
     len_bytes: int
-    buckets: tuple[tuple[float, int], ...]  # (seconds, how many took no longer); ends with inf
+    buckets: tuple[tuple[float, int], ...]
 
 
 def histograms(context: Observed) -> list[Histogram]:
     """Return one histogram for each name that has ended at least once.
 
-    Empty if start() was not called.
+    Args:
+        context: The traced context.
+
+    Returns:
+        The histograms; empty if start() was not called.
+
+    Raises:
+        ClosedError: The context was closed.
+
+    Example:
+        >>> histograms(context)
+        []
     """
     raw = ffi.new("struct rdt_trace_histogram *")
     found: list[Histogram] = []
@@ -161,6 +199,10 @@ def write(context: Observed, path: str | Path, *, beside: str | Path | None = No
         ClosedError: The context was closed.
         OSError: A file could not be read or written.
         InvalidArgumentError: The other trace is not one of torch.profiler's.
+
+    Example:
+        >>> write(context, f"{folder}/transfers.json")
+        0
     """
     found = events(context)
     trace: dict[str, Any] = {"traceEvents": [], "displayTimeUnit": "ns"}

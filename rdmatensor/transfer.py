@@ -61,10 +61,22 @@ class _Bell:
 class Transfer:
     """One operation in flight. Wait for it, poll `done()`, `await` it, or give it to a poll loop.
 
+    asyncio.gather(), wait() and wait_for() take it; asyncio.create_task() takes coroutines only, so
+    make a task of it by asyncio.ensure_future().
+
     Ownership: the memory that it reads or writes is kept alive until it has ended, even if the
         Transfer itself is dropped; it must not be changed (source) or used (destination) before.
         After a timeout the operation is still in flight, and the rule still applies.
+
     Threads: one thread at a time.
+
+    Example:
+        >>> transfer = endpoint.write(np.ones(4, np.uint8), remote)
+        >>> transfer.wait(timeout_s=10).done()
+        True
+        >>> async def main():
+        ...     await endpoint.write(np.ones(4, np.uint8), remote)
+        >>> asyncio.run(main())
     """
 
     __slots__ = (
@@ -98,7 +110,16 @@ class Transfer:
             self._end(status)
 
     def done(self) -> bool:
-        """Whether it has ended, well or not; drives the engine once if not. Never waits."""
+        """Return whether it has ended, well or not; drives the engine once if not. Never waits.
+
+        Returns:
+            True if it has ended: then wait() returns at once, or raises what ended it.
+
+        Example:
+            >>> transfer = endpoint.write(np.ones(4, np.uint8), remote)
+            >>> while not transfer.done():
+            ...     pass  # other work
+        """
         if self._ptr is None:
             return True
         if self._bell is not None:
@@ -116,7 +137,19 @@ class Transfer:
         """Return a descriptor for select, poll and event loops: readable once it has ended.
 
         It may also wake for nothing: check `done()` then. Do not read from it or close it: the
-        transfer owns it, for its lifetime. Raises BusyError if the transfer is awaited already.
+        transfer owns it, for its lifetime.
+
+        Returns:
+            The descriptor.
+
+        Raises:
+            BusyError: The transfer is awaited already.
+
+        Example:
+            >>> transfer = endpoint.write(np.ones(4, np.uint8), remote)
+            >>> readable, _, _ = select.select([transfer], [], [], 10)
+            >>> transfer.done()
+            True
         """
         if self._bell is None:
             if self._is_hooked:
@@ -145,6 +178,10 @@ class Transfer:
             PeerError: The peer died, left or cannot be reached. Any other error that ended the
                 transfer is raised too, and again at each later call.
             StaleRegionError: The owner freed the remote region.
+
+        Example:
+            >>> endpoint.write(np.ones(4, np.uint8), remote).wait(timeout_s=10)
+            <Transfer write of 4 B, ...: done>
         """
         limit_s = timeout_s_of(timeout_s, self._core.timeout_s, "wait")
         if self._ptr is not None:
@@ -250,7 +287,19 @@ class Transfer:
 
 
 class ReceiveTransfer(Transfer):
-    """A receive in flight; after wait(): its size and its source."""
+    """A receive in flight.
+
+    Attributes:
+        len_bytes: Size of the message, once it is done.
+        source: Rank of its sender, once it is done.
+
+    Example:
+        >>> receiving = group.recv(np.zeros(8))
+        >>> _ = group.send(np.ones(3), dst=0).wait()
+        >>> received = receiving.wait()
+        >>> received.len_bytes, received.source
+        (24, 0)
+    """
 
     __slots__ = ("len_bytes", "source")
     _has_result = True

@@ -47,7 +47,7 @@ def open_and_meet(
 
     context = default_context(settings)
     if options is not None:
-        options.check_match(context.settings)
+        options._check_match(context.settings)
     return context, met[0] if met else meet()
 
 

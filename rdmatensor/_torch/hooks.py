@@ -26,6 +26,10 @@ def bf16_hook(group: ProcessGroup | None, bucket: GradBucket) -> Reduced:
 
     Returns:
         The future of the sums, in the bucket's own dtype.
+
+    Example:
+        >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        >>> model.register_comm_hook(None, bf16_hook)
     """
     return default_hooks.bf16_compress_hook(cast("ProcessGroup", group), bucket)
 
@@ -33,7 +37,18 @@ def bf16_hook(group: ProcessGroup | None, bucket: GradBucket) -> Reduced:
 def bf16_wrapper(
     hook: Callable[[State, GradBucket], Reduced],
 ) -> Callable[[State, GradBucket], Reduced]:
-    """Do what torch's bf16_compress_wrapper() does: give the hook its buckets in bfloat16."""
+    """Do what torch's bf16_compress_wrapper() does: give the hook its buckets in bfloat16.
+
+    Args:
+        hook: A hook for DistributedDataParallel.register_comm_hook().
+
+    Returns:
+        A hook with the same state.
+
+    Example:
+        >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        >>> model.register_comm_hook(None, bf16_wrapper(default_hooks.allreduce_hook))
+    """
     wrapped = default_hooks.bf16_compress_wrapper(hook)
 
     def bf16_wrapped(state: State, bucket: GradBucket) -> Reduced:

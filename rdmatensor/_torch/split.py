@@ -39,6 +39,11 @@ def split_group(
 
     Raises:
         ValueError: Lists overlap, or name a rank that the parent lacks.
+
+    Example:
+        >>> part = split_group([[0]])
+        >>> part.size()
+        1
     """
     parent = group_of(group)
     limit = bounded(backend_of(parent).options._timeout if timeout is None else timeout)
