@@ -119,11 +119,12 @@ def test_failing_rank_is_reported(launch: ModuleType, tmp_path: Path) -> None:
     script = tmp_path / "failing.py"
     script.write_text("import os, sys; sys.exit(int(os.environ['RANK']))", encoding="utf-8")
 
-    with (
-        launch.Torchrun(script, [], ranks=2, environment={}) as job,
-        pytest.raises(launch.RunFailed, match="torchrun exited with 1"),
-    ):
-        job.finish(timeout_s=40.0)
+    with launch.Torchrun(script, [], ranks=2, environment={}) as job:
+        job.check()  # it has not ended yet
+        with pytest.raises(launch.RunFailed, match="torchrun exited with 1"):
+            job.finish(timeout_s=40.0)
+        with pytest.raises(launch.RunFailed, match="torchrun exited with 1"):
+            job.check()
 
 
 def test_equal_runs_have_no_problems(report: ModuleType, results: ModuleType) -> None:
