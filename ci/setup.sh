@@ -40,6 +40,7 @@ sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.
     command -v g++ >/dev/null || echo g++
     command -v cmake >/dev/null || echo cmake
     command -v ninja >/dev/null || echo ninja-build
+    command -v pkg-config >/dev/null || echo pkg-config
     gcc -E -include infiniband/verbs.h -x c /dev/null &>/dev/null || echo libibverbs-dev
 }
 

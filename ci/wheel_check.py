@@ -1,4 +1,9 @@
-"""Run inside an environment that has the wheel: is it whole? Usage: wheel_check.py bare|torch."""
+"""Run inside an environment that has the wheel: is it whole?
+
+Usage: wheel_check.py bare|torch|other
+bare: an environment without torch. torch: one with a torch that the wheel has a module for.
+other: one with another torch, and a compiler.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +37,7 @@ def allowed_needs(file_name: str) -> tuple[re.Pattern[str], ...]:
     """Return what this shared object may need: the library itself nothing but the system."""
     if LIBRARY.fullmatch(file_name):
         return (SYSTEM,)
-    return (SYSTEM, LIBRARY, TORCH) if file_name.startswith("_c10d.") else (SYSTEM, LIBRARY)
+    return (SYSTEM, LIBRARY, TORCH) if file_name.startswith("_c10d_torch") else (SYSTEM, LIBRARY)
 
 
 def needed_by(shared: Path) -> list[str]:
@@ -90,12 +95,75 @@ def check_library() -> None:
     assert int(abi_major) > 0
 
 
+# Two ranks add up an array; no torch is there.
+ARRAYS = """
+import multiprocessing, sys, tempfile
+import numpy as np
+import rdmatensor
+
+def rank(number, folder):
+    with rdmatensor.join(rdmatensor.FileStore(folder), number, size=2) as world:
+        array = np.full(1000, number + 1, np.float32)
+        world.group("all").all_reduce(array).wait()
+        assert (array == 3).all()
+
+if __name__ == "__main__":
+    start = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [start.Process(target=rank, args=(one, folder)) for one in range(2)]
+        for one in ranks:
+            one.start()
+        for one in ranks:
+            one.join()
+    assert [one.exitcode for one in ranks] == [0, 0]
+    print("done")
+"""
+# Two ranks of torch.distributed add up a tensor.
+RANKS = """
+import sys, tempfile
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def rank(number, folder):
+    dist.init_process_group("rdmatensor", init_method=f"file://{folder}/store", rank=number,
+                            world_size=2)
+    tensor = torch.full((1000,), float(number + 1))
+    dist.all_reduce(tensor)
+    assert tensor.eq(3).all()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(rank, (folder,), nprocs=2)
+    print("done")
+"""
+
+
+def run_file(text: str) -> str:
+    """Run a program of its own file, as processes that it starts import it."""
+    path = Path("program.py")
+    path.write_text(text, encoding="utf-8")
+    return run(str(path))
+
+
+def backends() -> dict[str, str]:
+    """The modules that the wheel says it has, by file, with the torch of each."""
+    code = "import json; from rdmatensor._build_stamp import BACKENDS as b; print(json.dumps(b))"
+    found: dict[str, str] = json.loads(run("-c", code))
+    return found
+
+
+def check_files() -> None:
+    """The wheel has the modules that it says it has, and one cffi module for all Pythons."""
+    folder = Path(run("-c", "import rdmatensor; print(rdmatensor.__path__[0])"))
+    assert {path.name for path in folder.glob("_c10d*")} == set(backends())
+    assert [path.name for path in folder.glob("_rdmatensor_cffi*")] == ["_rdmatensor_cffi.abi3.so"]
+    assert (folder / "_csrc" / "c10d" / "backend.hpp").is_file()
+
+
 def check_bare() -> None:
-    """Without torch: said by the stamp, and nothing that the package imports needs it."""
+    """Without torch: nothing that the package imports needs it, and arrays move."""
     assert importlib.util.find_spec("torch") is None
-    stamp = run("-c", "from rdmatensor._build_stamp import TORCH_VERSION as t; print(t)")
-    assert stamp == "None", stamp
-    assert importlib.util.find_spec("rdmatensor._c10d") is None
+    assert run_file(ARRAYS) == "done"
 
 
 def check_torch() -> None:
@@ -103,15 +171,21 @@ def check_torch() -> None:
     available = "torch.distributed.is_backend_available('rdmatensor')"
     for first in ("torch.distributed", "rdmatensor, torch.distributed"):
         assert run("-W", "error", "-c", f"import {first}; print({available})") == "True", first
-    code = (
-        "import torch, rdmatensor._c10d; from rdmatensor._build_stamp import TORCH_VERSION as t;"
-        "print(t == torch.__version__)"
-    )
-    assert run("-c", code) == "True"
+    code = "from rdmatensor._backend.extension import load_extension as e; print(e().__file__)"
+    assert Path(run("-c", code)).name in backends()
+    assert run_file(RANKS) == "done"
+
+
+def check_other() -> None:
+    """With a torch that the wheel has no module for: it is compiled once, and then works."""
+    code = "from rdmatensor._backend.extension import load_extension as e; print(e().__file__)"
+    assert Path(run("-c", code)).name not in backends()
+    assert run_file(RANKS) == "done"
 
 
 if __name__ == "__main__":
     check_packages()
     check_library()
     check_needed(Path(run("-c", "import rdmatensor; print(rdmatensor.__path__[0])")))
-    {"bare": check_bare, "torch": check_torch}[sys.argv[1]]()
+    check_files()
+    {"bare": check_bare, "torch": check_torch, "other": check_other}[sys.argv[1]]()

@@ -44,6 +44,14 @@ foreach(source IN LISTS test_sources)
         ENVIRONMENT "${test_environment}")
 endforeach()
 
+# examples/c against the library as it is installed; other compilers' sanitizers, and another
+# processor's loader, are in the way of programs that know nothing of them.
+if(NOT RDMATENSOR_SANITIZE AND NOT CMAKE_CROSSCOMPILING)
+    add_test(NAME package/installed
+        COMMAND bash "${tests_dir}/package/installed.sh" "${CMAKE_BINARY_DIR}")
+    set_tests_properties(package/installed PROPERTIES LABELS package TIMEOUT ${test_timeout_s})
+endif()
+
 # Its own calls of the system's functions go to the test instead, which refuses some.
 foreach(call malloc calloc realloc aligned_alloc strdup mmap memfd_create ftruncate fallocate socket
         bind listen connect accept4 eventfd epoll_create1 epoll_ctl timerfd_create getifaddrs

@@ -53,7 +53,8 @@ endif()
 
 set(map "${RDMATENSOR_CSRC}/api/rdmatensor.map")
 add_library(rdmatensor SHARED $<TARGET_OBJECTS:rdmatensor_objects>)
-target_include_directories(rdmatensor PUBLIC "${RDMATENSOR_CSRC}/include")
+target_include_directories(rdmatensor PUBLIC
+    "$<BUILD_INTERFACE:${RDMATENSOR_CSRC}/include>" "$<INSTALL_INTERFACE:include>")
 target_link_libraries(rdmatensor PRIVATE ${link_libs})
 target_link_options(rdmatensor PRIVATE "LINKER:--version-script=${map}" LINKER:-z,relro,-z,now)
 if(RDMATENSOR_WHOLE)
@@ -73,10 +74,6 @@ if(NOT line MATCHES "([0-9]+)$")
 endif()
 set(abi_major "${CMAKE_MATCH_1}")
 if(NOT SKBUILD)
-    include(GNUInstallDirs)
     set_target_properties(rdmatensor PROPERTIES SOVERSION ${abi_major})
-    install(TARGETS rdmatensor LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT c)
-    install(FILES "${RDMATENSOR_CSRC}/include/rdmatensor.h"
-                  "${RDMATENSOR_CSRC}/include/rdmatensor_ext.h"
-            DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT c)
+    include(InstallC)
 endif()

@@ -1,4 +1,4 @@
-"""The C++ extension: loaded for the right torch, and shut down before the context it uses."""
+"""The C++ extension: the one for the torch that runs, shut down before the context it uses."""
 
 from __future__ import annotations
 
@@ -6,39 +6,54 @@ import atexit
 import importlib
 import multiprocessing
 import multiprocessing.util
+import sysconfig
 from types import ModuleType
 
 import torch
 
 import rdmatensor._build_stamp as build_stamp
+from rdmatensor._backend import on_demand
+from rdmatensor._backend.prebuilt import identity_of, module_name
 from rdmatensor._native.ffi import Handle
 from rdmatensor.context import Context
 
-_REBUILD = (
-    "pip install --no-build-isolation --no-deps --force-reinstall --no-cache-dir rdmatensor, or "
-    "`pip install --no-build-isolation --no-deps --force-reinstall .` in its source folder"
-)
+_OLDEST = (2, 11)
 # Contexts whose groups are shut down before they close.
 _tied: set[int] = set()
+_loaded: ModuleType | None = None
 
 
 def load_extension() -> ModuleType:
-    """Return rdmatensor._c10d; ImportError if it was built for another torch, naming both.
+    """Return the C++ module for the torch that runs.
 
-    C++ cannot check this itself: the loader would find a symbol missing, or, worse, none.
+    Where this package has none for it, the module is compiled once, with the user's compiler, and
+    kept in a cache folder; see `rdmatensor._backend.on_demand`. That takes minutes.
+
+    Returns:
+        The module.
+
+    Raises:
+        ImportError: It cannot be had. The message names the torch that runs, those that this
+            package has modules for, and what to install.
     """
-    built_for = build_stamp.TORCH_VERSION
-    if built_for is None:
+    global _loaded
+    if _loaded is None:
+        _loaded = _load()
+    return _loaded
+
+
+def _load() -> ModuleType:
+    version = torch.__version__
+    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
         raise ImportError(
-            "this copy of rdmatensor was built without torch, so it has no torch.distributed "
-            f"backend; install it again where torch {torch.__version__} is: {_REBUILD}"
+            f"torch {version} is too old for rdmatensor's backend: upgrade it to 2.11 or later"
         )
-    if torch.__version__ != built_for:
-        raise ImportError(
-            f"this copy of rdmatensor was built for torch {built_for}, but torch "
-            f"{torch.__version__} is loaded; build it again: {_REBUILD}"
-        )
-    return importlib.import_module("rdmatensor._c10d")  # it links torch, compared above
+    name = module_name(version)
+    file_name = name + str(sysconfig.get_config_var("EXT_SUFFIX"))
+    # C++ cannot check this itself: the loader would find a symbol missing, or, worse, none.
+    if build_stamp.BACKENDS.get(file_name) == identity_of(torch):
+        return importlib.import_module(f"rdmatensor.{name}")
+    return on_demand.load(name)
 
 
 def tie_to_context(c10d: ModuleType, context: Context) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import platform
+import sysconfig
 from collections.abc import Iterator
 from importlib import metadata
 
 from rdmatensor import config
+from rdmatensor._backend.compiler import what_is_missing, what_to_install
+from rdmatensor._backend.prebuilt import module_name
 from rdmatensor.doctor.finding import Finding, broken, ok
 from rdmatensor.errors import RdmaTensorError
 
@@ -39,21 +42,29 @@ def check_build() -> Iterator[Finding]:
 
 def check_torch() -> Iterator[Finding]:
     """Compare versions that pip and the build left on the disk, without importing torch."""
-    from rdmatensor._build_stamp import TORCH_VERSION as built_for  # noqa: N811 - a constant there
+    from rdmatensor._build_stamp import BACKENDS
 
     try:
         installed = metadata.version("torch")
     except metadata.PackageNotFoundError:
         yield ok("torch", "not installed: no backend, everything else works")
         return
-    if built_for is None:
-        yield broken("torch", f"{installed}, but built without torch", _REBUILD)
-    elif built_for.split("+")[0] != installed.split("+")[0]:
-        yield broken("torch", f"{installed}, but built for {built_for}", _REBUILD)
-    elif importlib.util.find_spec("rdmatensor._c10d") is None:
-        yield broken("torch", f"{installed}, but the c10d module is missing", _REBUILD)
+    name = module_name(installed)
+    if name + str(sysconfig.get_config_var("EXT_SUFFIX")) not in BACKENDS:
+        yield _without_module(installed, BACKENDS)
+    elif importlib.util.find_spec(f"rdmatensor.{name}") is None:
+        yield broken("torch", f"{installed}, but the file of its backend is missing", _REBUILD)
     else:
         yield ok("torch", f"{installed}, as the backend was built for")
+
+
+def _without_module(installed: str, backends: dict[str, str]) -> Finding:
+    found = sorted({told.split()[0] for told in backends.values()})
+    built = f"the backend was built for {', '.join(found)}" if found else "built without torch"
+    missing = what_is_missing()
+    if missing is None:
+        return ok("torch", f"{installed}; {built}: it is compiled for this one at its first use")
+    return broken("torch", f"{installed}, but {built}, and {missing}", what_to_install())
 
 
 def check_settings() -> Iterator[Finding]:

@@ -38,6 +38,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("-k", dest="pattern", default="", help="regular expression for names")
     parser.add_argument("--timeout-s", type=int, default=90, help="of each test")
     parser.add_argument("--record", action="store_true", help="write the baseline of this run")
+    parser.add_argument("--baselines", type=Path, default=BASELINES, help="of another torch")
     parser.add_argument("--log", type=Path, help="for the words of the ranks")
     return parser.parse_args()
 
@@ -71,7 +72,7 @@ def run_tests(arguments: argparse.Namespace, run: Run, folder: Path, log: Path) 
     seconds = time.monotonic() - start_s
     title = f"{arguments.backend}, run {run.name}, {run.world} ranks"
     say(f"{title}: {outcome.totals(recorder.outcomes)} in {seconds:.0f} s")
-    path = BASELINES / f"{run.name}.json"
+    path: Path = arguments.baselines / f"{run.name}.json"
     if arguments.record:
         outcome.write_baseline(path, torch.__version__, recorder.outcomes)
         return 0

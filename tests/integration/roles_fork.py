@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
-import importlib
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ from meeting import FOLDER_VARIABLE, SCALE, meet
 from roles_life import our_backend, total
 
 import rdmatensor
+from rdmatensor._backend.extension import load_extension
 
 TIMEOUT = timedelta(seconds=20.0 * SCALE)
 # Far above what a refused call takes, far below the group's time-out.
@@ -171,7 +171,7 @@ def a_parent_without_groups_forks(rank: int, world: int) -> list[int | None]:
     """Two children of a process that has the module, and no group, are a job of their own."""
     del rank, world
     folder = os.environ[FOLDER_VARIABLE]
-    importlib.import_module("rdmatensor._c10d")
+    load_extension()
     _end_the_dump()
     children = []
     for child in range(2):

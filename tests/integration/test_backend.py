@@ -42,7 +42,7 @@ def test_importing_torch_is_enough(first: str) -> None:
     code = f"""
         import {first}
         import sys, torch
-        loaded = "rdmatensor._c10d" in sys.modules
+        loaded = any(name.startswith("rdmatensor._c10d") for name in sys.modules)
         print(torch.distributed.is_backend_available("rdmatensor"), loaded)
     """
     assert run_python(code) == "True False"
@@ -107,18 +107,6 @@ def test_registration_again_is_harmless() -> None:
         warnings.simplefilter("error")
         _autoload.register()
         _autoload.register()
-
-
-@pytest.mark.parametrize("built_for", ["2.0.1", None])
-def test_extension_of_another_torch_is_not_loaded(
-    built_for: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rdmatensor._build_stamp.TORCH_VERSION", built_for)
-
-    with pytest.raises(ImportError, match=r"pip install --no-build-isolation") as caught:
-        distributed.load_extension()
-    assert torch.__version__ in str(caught.value)
-    assert (built_for or "without torch") in str(caught.value)
 
 
 def test_unknown_options_are_refused() -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable
@@ -182,12 +183,32 @@ def test_a_plan_that_is_none_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert (found.level, found.fix) == ("broken", f"rdmatensor plan ... -o {tmp_path / name}")
 
 
-@pytest.mark.parametrize("built_for", [None, "2.12.1+cpu"])
+@pytest.mark.parametrize("built_for", [None, "2.12.1"])
+@pytest.mark.parametrize("has_compiler", [True, False])
 def test_a_backend_for_another_torch(
-    monkeypatch: pytest.MonkeyPatch, built_for: str | None
+    monkeypatch: pytest.MonkeyPatch, built_for: str | None, has_compiler: bool
 ) -> None:
-    monkeypatch.setattr("rdmatensor._build_stamp.TORCH_VERSION", built_for)
+    backends = {"_c10d_torch2_12_1.so": f"{built_for} commit 0 cxx11abi 1"} if built_for else {}
+    monkeypatch.setattr("rdmatensor._build_stamp.BACKENDS", backends)
     monkeypatch.setattr("importlib.metadata.version", lambda _name: "2.13.0")
+    if not has_compiler:
+        monkeypatch.setenv("PATH", "")
+        monkeypatch.delenv("CXX", raising=False)
+    (found,) = installation.check_torch()
+    assert built_for is None or built_for in found.text
+    if has_compiler:
+        assert found.level == "ok"
+        assert "compiled for this one at its first use" in found.text
+    else:
+        assert found.level == "broken"
+        assert "apt-get install g++" in found.fix
+
+
+def test_a_backend_whose_file_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    backends = {f"_c10d_torch2_99_0{suffix}": "2.99.0 commit 0 cxx11abi 1"}
+    monkeypatch.setattr("rdmatensor._build_stamp.BACKENDS", backends)
+    monkeypatch.setattr("importlib.metadata.version", lambda _name: "2.99.0")
     (found,) = installation.check_torch()
     assert found.level == "broken"
     assert "pip install --no-build-isolation" in found.fix

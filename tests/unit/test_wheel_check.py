@@ -12,8 +12,8 @@ from types import ModuleType
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "ci" / "wheel_check.py"
-C10D = "_c10d.cpython-311-x86_64-linux-gnu.so"
-CFFI = "_rdmatensor_cffi.cpython-311-x86_64-linux-gnu.so"
+C10D = "_c10d_torch2_13_0.cpython-311-x86_64-linux-gnu.so"
+CFFI = "_rdmatensor_cffi.abi3.so"
 
 
 def load() -> ModuleType:

@@ -1,0 +1,188 @@
+"""Runs the user's C++ compiler: sources of a folder become one module. Knows nothing of torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_CANDIDATES = ("c++", "g++", "clang++")
+_FLAGS = (
+    *("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-pthread"),
+    *("-fvisibility=hidden", "-fvisibility-inlines-hidden", "-D_GNU_SOURCE"),
+)
+# What the compiler needs for one file that includes all of torch.
+_FILE_BYTES = 1 << 31
+_NOTES = 8  # times that progress is said
+_HEADER = "precompiled.hpp"
+
+
+class CompileError(Exception):
+    """The compiler failed. The text is what it said, after the command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """What to compile. All `*.cpp` below `sources` are one module; `*.a` there are linked to it."""
+
+    name: str
+    sources: Path
+    includes: tuple[Path, ...]
+    foreign_includes: tuple[Path, ...] = ()
+    precompiled: tuple[str, ...] = ()
+    defines: tuple[str, ...] = ()
+    library_folders: tuple[Path, ...] = ()
+    libraries: tuple[str, ...] = ()
+
+    def all_files(self) -> Iterator[Path]:
+        """Yield the files below `sources`, sorted."""
+        yield from sorted(path for path in self.sources.rglob("*") if path.is_file())
+
+
+@dataclass(slots=True)
+class Compiler:
+    """A C++ compiler: the words of its command, and what its --version says first."""
+
+    command: tuple[str, ...]
+    identity: str
+    _running: set[subprocess.Popen[str]] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _is_stopped: bool = False
+
+    @property
+    def words(self) -> str:
+        """The command as a user types it."""
+        return shlex.join(self.command)
+
+    def make(self, module: Module, work: Path, say: Callable[[str], None]) -> Path:
+        """Compile and link the module.
+
+        Args:
+            module: What to compile.
+            work: An empty folder for what arises; the caller removes it.
+            say: Called with words of progress, a few times.
+
+        Returns:
+            The module's path, in `work`.
+
+        Raises:
+            CompileError: The compiler failed.
+        """
+        flags = self._flags(module)
+        first = work / _HEADER
+        first.write_text("".join(f"#include <{name}>\n" for name in module.precompiled))
+        self._run(*flags, "-x", "c++-header", str(first), "-o", f"{first}.gch")
+        use = ("-include", str(first))
+        # clang has a flag for what gcc finds by its name.
+        if "clang" in self.identity:
+            use = ("-include-pch", f"{first}.gch")
+        sources = [path for path in module.all_files() if path.suffix == ".cpp"]
+        objects = [work / f"{number}.o" for number in range(len(sources))]
+        with ThreadPoolExecutor(_files_at_once()) as pool:
+            waiting = [
+                pool.submit(self._run, *flags, *use, "-c", str(source), "-o", str(target))
+                for source, target in zip(sources, objects, strict=True)
+            ]
+            try:
+                for done, future in enumerate(as_completed(waiting), 1):
+                    future.result()
+                    if done * _NOTES // len(sources) > (done - 1) * _NOTES // len(sources):
+                        say(f"{done} of {len(sources)} files compiled")
+            except BaseException:
+                self._stop()
+                raise
+        return self._link(module, objects, work)
+
+    def _link(self, module: Module, objects: list[Path], work: Path) -> Path:
+        made = work / f"{module.name}.so"
+        archives = [str(path) for path in module.all_files() if path.suffix == ".a"]
+        self._run(
+            *("-shared", "-pthread", "-Wl,-z,now", "-o", str(made)),
+            *(str(one) for one in objects),
+            *archives,
+            *(f"-L{one}" for one in module.library_folders),
+            *(f"-l{one}" for one in module.libraries),
+        )
+        return made
+
+    def _flags(self, module: Module) -> list[str]:
+        flags = [*_FLAGS, *(f"-D{one}" for one in module.defines)]
+        flags += [f"-I{one}" for one in module.includes]
+        for one in module.foreign_includes:
+            flags += ["-isystem", str(one)]
+        return flags
+
+    def _run(self, *words: str) -> None:
+        command = [*self.command, *words]
+        with self._lock:
+            if self._is_stopped:
+                return
+            running = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
+            self._running.add(running)
+        said, _ = running.communicate()
+        with self._lock:
+            self._running.discard(running)
+        if running.returncode != 0 and not self._is_stopped:
+            raise CompileError(f"{shlex.join(command)}\nstatus {running.returncode}\n{said}")
+
+    def _stop(self) -> None:
+        """End what runs: another file failed, or Ctrl-C."""
+        with self._lock:
+            self._is_stopped = True
+            for running in self._running:
+                running.terminate()
+
+
+def find_compiler() -> Compiler | None:
+    """Return the compiler of $CXX, or the first of c++, g++ and clang++; None if there is none."""
+    named = shlex.split(os.environ.get("CXX", ""))
+    for command in [named] if named else [[one] for one in _CANDIDATES]:
+        if shutil.which(command[0]) is None:
+            continue
+        said = subprocess.run(
+            [*command, "--version"], capture_output=True, text=True, timeout=60, check=False
+        )
+        if said.returncode == 0 and said.stdout.strip():
+            return Compiler(tuple(command), said.stdout.splitlines()[0])
+    return None
+
+
+def what_is_missing() -> str | None:
+    """Return what a module cannot be compiled without and is absent, in words; None if nothing."""
+    if find_compiler() is None:
+        return "a C++ compiler to make one is missing"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        return "Python.h, which making one needs, is absent"
+    return None
+
+
+def what_to_install() -> str:
+    """Return what brings all that is needed, as an order."""
+    python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    return (
+        f"install a C++ compiler and Python's headers (Debian, Ubuntu: "
+        f"apt-get install g++ {python}-dev)"
+    )
+
+
+def _files_at_once() -> int:
+    """Return how many files to compile at once, by cores and by memory."""
+    found = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    by_memory = int(found[1]) * 1024 // _FILE_BYTES if found else 1
+    return max(1, min(len(os.sched_getaffinity(0)), by_memory))

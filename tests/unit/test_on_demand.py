@@ -1,0 +1,212 @@
+"""The backend that is compiled on the user's machine: once, whole or not at all, and in words."""
+
+from __future__ import annotations
+
+import sysconfig
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from rdmatensor import _build_stamp
+from rdmatensor._backend import compiler, extension, on_demand, prebuilt
+
+SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
+SOURCE = """
+#include <Python.h>
+
+int answer();
+
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "tiny", nullptr, -1, nullptr,
+                                 nullptr, nullptr, nullptr, nullptr};
+
+PyMODINIT_FUNC
+PyInit_tiny()
+{
+    PyObject *module = PyModule_Create(&definition);
+    PyModule_AddIntConstant(module, "answer", answer());
+    return module;
+}
+"""
+
+
+class FakeCompiler(compiler.Compiler):
+    """Takes a while, and makes a file, or fails."""
+
+    def __init__(self, failure: str | None = None) -> None:
+        super().__init__(("fake",), "fake 1.0")
+        self.failure = failure
+        self.calls = 0
+
+    def make(self, module: compiler.Module, work: Path, say: Callable[[str], None]) -> Path:
+        say("at work")
+        self.calls += 1
+        time.sleep(0.5)
+        if self.failure is not None:
+            raise compiler.CompileError(self.failure)
+        made = work / f"{module.name}.so"
+        made.write_text("made")
+        return made
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> compiler.Module:
+    sources = tmp_path / "sources"
+    (sources / "deeper").mkdir(parents=True)
+    (sources / "tiny.cpp").write_text(SOURCE)
+    (sources / "deeper" / "answer.cpp").write_text("int answer() { return int(sizeof(int)); }\n")
+    python = Path(sysconfig.get_path("include"))
+    return compiler.Module(
+        "tiny", sources, (sources,), foreign_includes=(python,), precompiled=("cstdint",)
+    )
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "rdmatensor"
+
+
+def at_once(count: int, call: Callable[[], object]) -> list[object]:
+    """Call it in so many threads; return what each returned or raised."""
+    found: list[object] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except ImportError as error:
+            found.append(str(error))
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        ("2.13.0+cpu", "_c10d_torch2_13_0"),
+        ("2.13.0", "_c10d_torch2_13_0"),
+        ("2.14.1+cu130", "_c10d_torch2_14_1"),
+        ("2.15.0.dev20261001+cpu", "_c10d_torch2_15_0_dev20261001_cpu"),
+        ("2.15.0a0+git1234567", "_c10d_torch2_15_0a0_git1234567"),
+    ],
+)
+def test_builds_of_a_release_share_a_module(version: str, name: str) -> None:
+    assert prebuilt.module_name(version) == name
+
+
+def test_a_module_is_compiled_once_and_then_found(
+    module: compiler.Module, cache: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(on_demand, "_module", lambda _name: module)
+
+    assert on_demand.load("tiny").answer == 4
+    said = capfd.readouterr().err
+    assert "compiling it with" in said
+    assert "2 of 2 files compiled" in said
+    assert [path.name for path in cache.glob("*/*")] == [f"tiny{SUFFIX}"]
+
+    monkeypatch.setenv("PATH", "")  # no compiler: what is there needs none
+    assert on_demand.load("tiny").answer == 4
+    assert capfd.readouterr().err == ""
+
+
+def test_other_sources_are_another_module(
+    module: compiler.Module, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_demand, "_module", lambda _name: module)
+    on_demand.load("tiny")
+    (module.sources / "deeper" / "answer.cpp").write_text("int answer() { return 7; }\n")
+    assert on_demand.load("tiny").answer == 7
+    assert len(list(cache.glob("*/*"))) == 2
+
+
+def test_what_does_not_compile_is_said_with_the_first_error(
+    module: compiler.Module, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_demand, "_module", lambda _name: module)
+    (module.sources / "deeper" / "answer.cpp").write_text("int answer() { return absent; }\n")
+    with pytest.raises(ImportError, match=r"does not compile for torch .*absent.*") as caught:
+        on_demand.load("tiny")
+    (log,) = cache.glob("*.failed.log")
+    assert str(log) in str(caught.value)
+    assert "answer.cpp" in log.read_text()
+    assert not list(cache.glob("making-*"))
+    assert not list(cache.glob("*/*"))
+
+
+def test_one_compiles_while_the_others_wait(module: compiler.Module, cache: Path) -> None:
+    on_demand.cache_folder()
+    fake, path = FakeCompiler(), cache / "key" / f"tiny{SUFFIX}"
+    assert at_once(4, lambda: on_demand._make(module, fake, path)) == [None] * 4
+    assert fake.calls == 1
+    assert path.read_text() == "made"
+
+
+def test_those_that_waited_share_the_failure(module: compiler.Module, cache: Path) -> None:
+    on_demand.cache_folder()
+    fake, path = FakeCompiler("g++\nerror: no such type"), cache / "key" / f"tiny{SUFFIX}"
+    said = at_once(4, lambda: on_demand._make(module, fake, path))
+    assert fake.calls == 1
+    assert len(set(said)) == 1
+    assert "error: no such type" in str(said[0])
+
+    fake.failure = None  # a later process tries again
+    assert at_once(1, lambda: on_demand._make(module, fake, path)) == [None]
+    assert fake.calls == 2
+
+
+def test_a_folder_that_others_write_is_refused(cache: Path) -> None:
+    cache.mkdir(parents=True)
+    cache.chmod(0o777)
+    with pytest.raises(ImportError, match="only this user can write"):
+        on_demand.cache_folder()
+
+
+def test_without_a_cache_the_temporary_folder_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "tmp"))
+    folder = on_demand.cache_folder()
+    assert folder.parent == tmp_path / "tmp"
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_without_a_compiler_the_error_says_what_to_install(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extension, "_loaded", None)
+    monkeypatch.setattr(_build_stamp, "BACKENDS", {"_c10d_torch2_0_1.so": "2.0.1 commit x"})
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ImportError, match=r"those of torch 2\.0\.1.*apt-get install g\+\+ python3"):
+        extension.load_extension()
+
+
+def test_a_module_of_another_commit_is_not_loaded(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = dict.fromkeys(_build_stamp.BACKENDS, "2.13.0 commit 0000000 cxx11abi 1")
+    monkeypatch.setattr(extension, "_loaded", None)
+    monkeypatch.setattr(_build_stamp, "BACKENDS", other)
+    monkeypatch.setattr(on_demand, "load", lambda name: name)
+    assert str(extension.load_extension()).startswith("_c10d_torch")
+
+
+def test_a_torch_that_is_too_old_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extension, "_loaded", None)
+    monkeypatch.setattr("torch.__version__", "2.10.1+cpu")
+    with pytest.raises(ImportError, match=r"2\.10\.1.*too old.*2\.11"):
+        extension.load_extension()
