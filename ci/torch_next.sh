@@ -16,7 +16,8 @@ mkdir -p "$baselines"
 
 # What the suite imports, beside torch.
 TOOLS='cffi|expecttest|hypothesis|numpy|psutil|pytest'
-if ! "$python" -c "import torch; assert torch.__version__.split('+')[0] == '$version'" 2>/dev/null; then
+is_there="import torch; assert torch.__version__.split('+')[0] == '$version'"
+if ! "$python" -c "$is_there" 2>/dev/null; then
     logged "torch-$version-venv" "$VENV/bin/python" -m venv --clear "$next/venv"
     mapfile -t tools < <(grep -E "^($TOOLS)==" ci/requirements.txt)
     say "installing torch $version into build/torch-$version"

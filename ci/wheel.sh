@@ -18,13 +18,13 @@ TORCH_LIBRARIES=(libtorch.so libtorch_cpu.so libtorch_python.so libc10.so)
 
 logged wheel-sdist "$python" -m build --no-isolation --sdist --outdir "$left" .
 sdist=("$left"/rdmatensor-*.tar.gz)
-# The wheel from the tree, not from the sdist: its build folder is the one of ci/setup.sh.
+# The wheel from the tree, not from the sdist: its build folder is that of ci/setup.sh.
 logged wheel-build "$python" -m build --no-isolation --wheel --outdir "$work" .
 logged wheel-repair auditwheel repair "${TORCH_LIBRARIES[@]/#/--exclude=}" \
     --wheel-dir "$left" "$work"/rdmatensor-*.whl
 wheel=("$left"/rdmatensor-*.whl)
 logged wheel-show auditwheel show "${wheel[0]}"
-# Of the wheel's modules this one must fit every Python; the c10d modules fit the one in their names.
+# This module must fit every Python; a c10d module fits the one in its name.
 "$python" -m zipfile -e "${wheel[0]}" "$work/unpacked"
 logged wheel-abi3 abi3audit --strict --assume-minimum-abi3 3.10 \
     "$work/unpacked/rdmatensor/_rdmatensor_cffi.abi3.so"

@@ -258,30 +258,6 @@ Backend::getBackendOptions()
     return options_;
 }
 
-c10::intrusive_ptr<c10d::Backend>
-Backend::split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
-               const c10::intrusive_ptr<c10d::Backend::Options> &opts)
-{
-    const auto place = std::find(ranks.begin(), ranks.end(), rank_);
-    if (place == ranks.end())
-        return {};
-
-    Setup setup = setup_;
-    setup.is_default_group = false;
-    setup.global_ranks.clear();
-    for (const int rank : ranks)
-        setup.global_ranks.push_back(global_rank(rank));
-    if (opts) {
-        setup.timeout = bounded(opts->timeout);
-        setup.group_name = opts->group_name;
-    }
-    return make_backend(c10::make_intrusive<Rendezvous>(store,
-                                                        static_cast<int>(place - ranks.begin()),
-                                                        static_cast<int>(ranks.size()),
-                                                        setup.timeout),
-                        setup);
-}
-
 void
 Backend::setTimeout(Milliseconds given)
 {

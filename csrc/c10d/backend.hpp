@@ -99,6 +99,15 @@ class Backend final : public c10d::Backend
     c10::intrusive_ptr<c10d::Backend>
     split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
           const c10::intrusive_ptr<c10d::Backend::Options> &opts) override;
+    bool supportsShrinking() const override
+    {
+        return true;
+    }
+    /* The group of the members that are left, which alone call this; it needs none of the others,
+     * but the store. This group is aborted first if flags is 1 (torch's SHRINK_ABORT). */
+    c10::intrusive_ptr<c10d::Backend>
+    shrink(const std::vector<int64_t> &ranks_to_exclude, int flags,
+           const c10::intrusive_ptr<c10d::Backend::Options> &opts) override;
     void setTimeout(Milliseconds timeout) override;
     void setSequenceNumberForGroup() override {} /* the library counts, identically on all
                                                   * members */
@@ -197,6 +206,9 @@ class Backend final : public c10d::Backend
         uint64_t left;   /* its collectives that did not start */
     };
 
+    c10::intrusive_ptr<c10d::Backend>
+    subgroup(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
+             const c10::intrusive_ptr<c10d::Backend::Options> &opts);
     std::shared_lock<std::shared_mutex> held_for(const std::string &what);
     rdt_coll_args args_for(uint32_t op, const Elements &elements, Milliseconds timeout) const;
     void take_off(Operation &operation, uint64_t collectives);

@@ -23,7 +23,6 @@ _FLAGS = (
 # What the compiler needs for one file that includes all of torch.
 _FILE_BYTES = 1 << 31
 _NOTES = 8  # times that progress is said
-_HEADER = "precompiled.hpp"
 
 
 class CompileError(Exception):
@@ -32,13 +31,12 @@ class CompileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """What to compile. All `*.cpp` below `sources` are one module; `*.a` there are linked to it."""
+    """What to compile: the `*.cpp` in `sources`. They may include files below; `*.a` are linked."""
 
     name: str
     sources: Path
     includes: tuple[Path, ...]
     foreign_includes: tuple[Path, ...] = ()
-    precompiled: tuple[str, ...] = ()
     defines: tuple[str, ...] = ()
     library_folders: tuple[Path, ...] = ()
     libraries: tuple[str, ...] = ()
@@ -78,18 +76,11 @@ class Compiler:
             CompileError: The compiler failed.
         """
         flags = self._flags(module)
-        first = work / _HEADER
-        first.write_text("".join(f"#include <{name}>\n" for name in module.precompiled))
-        self._run(*flags, "-x", "c++-header", str(first), "-o", f"{first}.gch")
-        use = ("-include", str(first))
-        # clang has a flag for what gcc finds by its name.
-        if "clang" in self.identity:
-            use = ("-include-pch", f"{first}.gch")
-        sources = [path for path in module.all_files() if path.suffix == ".cpp"]
+        sources = sorted(module.sources.glob("*.cpp"))
         objects = [work / f"{number}.o" for number in range(len(sources))]
         with ThreadPoolExecutor(_files_at_once()) as pool:
             waiting = [
-                pool.submit(self._run, *flags, *use, "-c", str(source), "-o", str(target))
+                pool.submit(self._run, *flags, "-c", str(source), "-o", str(target))
                 for source, target in zip(sources, objects, strict=True)
             ]
             try:

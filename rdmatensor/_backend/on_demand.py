@@ -88,7 +88,6 @@ def _module(name: str) -> Module:
         foreign_includes=tuple(
             Path(one) for one in (*cpp_extension.include_paths(), sysconfig.get_path("include"))
         ),
-        precompiled=("torch/csrc/distributed/c10d/Backend.hpp", "torch/csrc/utils/pybind.h"),
         defines=(
             f"TORCH_EXTENSION_NAME={name}",
             "TORCH_API_INCLUDE_EXTENSION_H",

@@ -58,11 +58,10 @@ def module(tmp_path: Path) -> compiler.Module:
     sources = tmp_path / "sources"
     (sources / "deeper").mkdir(parents=True)
     (sources / "tiny.cpp").write_text(SOURCE)
+    (sources / "other.cpp").write_text('#include "deeper/answer.cpp"\n')
     (sources / "deeper" / "answer.cpp").write_text("int answer() { return int(sizeof(int)); }\n")
     python = Path(sysconfig.get_path("include"))
-    return compiler.Module(
-        "tiny", sources, (sources,), foreign_includes=(python,), precompiled=("cstdint",)
-    )
+    return compiler.Module("tiny", sources, (sources,), foreign_includes=(python,))
 
 
 @pytest.fixture

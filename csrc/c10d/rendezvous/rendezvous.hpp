@@ -67,6 +67,11 @@ class Rendezvous final : public torch::CustomClassHolder
         return size_;
     }
 
+    const c10::intrusive_ptr<c10d::Store> &store() const
+    {
+        return client_.store();
+    }
+
     /* Every member's value, in rank order. Waits for all members. Called once for each `what`. */
     std::vector<std::string> everyone(const std::string &what, const std::string &mine);
     /*
