@@ -48,10 +48,9 @@ class Module:
 
 @dataclass(slots=True)
 class Compiler:
-    """A C++ compiler: the words of its command, and what its --version says first."""
+    """A C++ compiler: the words of its command."""
 
     command: tuple[str, ...]
-    identity: str
     _running: set[subprocess.Popen[str]] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _is_stopped: bool = False
@@ -149,8 +148,8 @@ def find_compiler() -> Compiler | None:
         said = subprocess.run(
             [*command, "--version"], capture_output=True, text=True, timeout=60, check=False
         )
-        if said.returncode == 0 and said.stdout.strip():
-            return Compiler(tuple(command), said.stdout.splitlines()[0])
+        if said.returncode == 0:
+            return Compiler(tuple(command))
     return None
 
 

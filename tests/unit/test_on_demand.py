@@ -38,7 +38,7 @@ class FakeCompiler(compiler.Compiler):
     """Takes a while, and makes a file, or fails."""
 
     def __init__(self, failure: str | None = None) -> None:
-        super().__init__(("fake",), "fake 1.0")
+        super().__init__(("fake",))
         self.failure = failure
         self.calls = 0
 
