@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What a user has whose torch this package was not built for: the wheel in an environment with that
 # torch compiles its backend at the first use, and passes a fifth of PyTorch's own tests of
-# torch.distributed, which Gloo shows to be sound in the same torch.
+# torch.distributed, which Gloo shows to be sound in the same torch. Then one wheel for both.
 # Usage: ci/torch_next.sh VERSION   for example 2.14.1; large: torch comes with its CUDA libraries
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 version="${1:?usage: ci/torch_next.sh VERSION}"
@@ -47,5 +47,13 @@ for name in "${RUNS[@]}"; do
     suite "$name" gloo --record || failures+=("$name with gloo")
     RDMATENSOR_TRANSPORT=shm suite "$name" rdmatensor || failures+=("$name")
 done
+say "torch $version: one wheel for it and for the torch of .venv"
+rm -f "$next"/rdmatensor-*.whl
+PATH="$VENV/bin:$PATH" logged "torch-$version-both" "$VENV/bin/python" -m build --no-isolation \
+    --wheel --outdir "$next" --config-setting=build-dir="build/both-$version" \
+    --config-setting=cmake.define.RDMATENSOR_TORCH_PYTHONS="$python" .
+logged "torch-$version-both-install" "$python" -m pip install --no-deps --force-reinstall \
+    "$next"/rdmatensor-*.whl
+(cd "$next/elsewhere" && logged "torch-$version-both-check" "$python" check.py torch)
 ((${#failures[@]} == 0)) || die "torch $version: ${failures[*]}"
 say "torch $version: builds, imports and passes"
