@@ -50,7 +50,7 @@ def pytest_benchmark_update_machine_info(machine_info: Record) -> None:
 
 def entry_of(record: Record, test: str) -> Entry:
     """Return the row of a record that has samples; test: the node that measured them."""
-    words = [str(record.get("contestant"))]
+    words = [str(record.get("name"))]
     words += [str(record[key]) for key in _TELLS if record.get(key) not in (None, "")]
     name = f"{record['op']}: {', '.join(words)}"
     group = size_text(number(record, "size")) if "size" in record else "no bytes"

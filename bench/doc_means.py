@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 from bench.benchlib.record import Result, number, text
 from bench.benchlib.units import size_text
-from bench.suite import collective_tables as cells
 from bench.suite import tables
 from bench.suite.layout import geometric
-from bench.suite.peers import OURS
+from bench.suite.peers import RDMATENSOR
 from bench.suite.settings import PLAIN, ROWS
 
 _NAMES = {"gloo": "Gloo", "OpenMPI": "Open MPI"}
-_COLOURS = {"Gloo": "#56B4E9", "Open MPI": "#D55E00"}
+_COLRDMATENSOR = {"Gloo": "#56B4E9", "Open MPI": "#D55E00"}
 _PANELS = {"shm": "rdmatensor over shared memory", "tcp": "rdmatensor over TCP"}
 _WIDTH, _HEIGHT = 760, 300
 _TOP, _BOTTOM = 70, 250  # of the bars
@@ -47,15 +46,15 @@ class Row:
 def rows_of(result: Result, ways: Sequence[str] = (PLAIN, *ROWS)) -> list[Row]:
     """Return the rows of a result of `bench collectives`, barriers left out."""
     records = [record for run in result.runs for record in run.records]
-    known = cells.by_who(tables.of_topic(records, "collectives"))
-    own = [one for one in known[OURS].values() if number(one, "size") > 0]
+    known = tables.by_name(tables.of_topic(records, "collectives"))
+    own = [one for one in known[RDMATENSOR].values() if number(one, "size") > 0]
     found = []
     for way in ways:
         for who, name in _NAMES.items():
             ratios: dict[int, list[float]] = {}
-            of_way = [one for one in own if cells.row_of(one) == way]
+            of_way = [one for one in own if tables.row_of(one) == way]
             for one in of_way:
-                ratio = cells.over(cells.rival_of(one, known.get(who, {})), one)
+                ratio = tables.over(tables.other_of(one, known.get(who, {})), one)
                 if ratio is not None:
                     ratios.setdefault(int(number(one, "size")), []).append(ratio)
             if ratios:
@@ -93,7 +92,7 @@ def _panel(rows: Sequence[Row], left: int, title: str) -> list[str]:
     for place, row in enumerate(rows):
         x = middle - 70 + place * 90
         parts.append(
-            f'<rect x="{x:.0f}" y="49" width="10" height="10" fill="{_COLOURS[row.name]}"/>'
+            f'<rect x="{x:.0f}" y="49" width="10" height="10" fill="{_COLRDMATENSOR[row.name]}"/>'
             f'<text x="{x + 15:.0f}" y="58" text-anchor="start">{row.name}</text>'
         )
     for tick in (0.1, 1, 10, 100):
@@ -110,7 +109,7 @@ def _panel(rows: Sequence[Row], left: int, title: str) -> list[str]:
         parts.append(f'<text x="{x:.0f}" y="{_BOTTOM + 18}">{size_text(size)}</text>')
         for bar, row in enumerate(rows):
             at = x + (bar - len(rows) / 2) * (_BAR_WIDTH + 4) + 2
-            parts += _bar(geometric(row.ratios[size]), at, _COLOURS[row.name])
+            parts += _bar(geometric(row.ratios[size]), at, _COLRDMATENSOR[row.name])
     return parts
 
 

@@ -27,12 +27,10 @@ from bench import doc_means
 from bench.benchlib.machine import ROOT
 from bench.benchlib.record import Record, Result, load, number, text
 from bench.benchlib.units import size_text
-from bench.suite import busy_tables, convergence, samples, scale, streams, tables
-from bench.suite import collective_tables as cells
-from bench.suite import models as training
+from bench.suite import busy, models, samples, scale, tables, transfers
 from bench.suite.collectives import net_samples
 from bench.suite.layout import geometric
-from bench.suite.peers import OURS
+from bench.suite.peers import RDMATENSOR
 from bench.suite.settings import PLAIN, ROWS
 
 PAGES = ("README.md", "docs/measured.md", "docs/performance.md")
@@ -49,7 +47,7 @@ _MEANS = re.compile(
     re.DOTALL,
 )
 _UNITS = ((1e3, "ns", 1.0), (1e6, "us", 1e3), (1e9, "ms", 1e6), (float("inf"), "s", 1e9))
-_WORDS = {OURS: OURS, "gloo": "Gloo", "OpenMPI": "Open MPI"}
+_WORDS = {RDMATENSOR: RDMATENSOR, "gloo": "Gloo", "OpenMPI": "Open MPI"}
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -97,57 +95,57 @@ def _size(record: Record) -> str:
 
 
 def _name(record: Record) -> str:
-    return _WORDS.get(text(record, "contestant"), text(record, "contestant"))
+    return _WORDS.get(text(record, "name"), text(record, "name"))
 
 
 def _who(record: Record) -> str:
-    if streams.is_cold(record):
-        return f"{_name(record)}: {text(record, 'timed').removeprefix(streams.COLD)}"
-    wait = f", {record['wait']}" if record["peer"] in (OURS, "floor") else ""
+    if transfers.kind_of(record) == "cold start":
+        return f"{_name(record)}: {text(record, 'timed').removeprefix(transfers.COLD)}"
+    wait = f", {record['wait']}" if record["peer"] in (RDMATENSOR, "floor") else ""
     return f"{_name(record)}{wait}"
 
 
 def _p2p_title(record: Record) -> str:
     python = ", Python" if record.get("language") == "Python" else ""
-    timed = "cold start" if streams.is_cold(record) else record["timed"]
+    timed = "cold start" if transfers.kind_of(record) == "cold start" else record["timed"]
     return f"p2p, {record['transport']}, {timed}{python}"
 
 
-def _p2p_ours(records: Sequence[Record], record: Record) -> Record | None:
-    best, cell = tables.ours_of(records), tables.cell_of(record)
+def _p2p_own(records: Sequence[Record], record: Record) -> Record | None:
+    best, cell = tables.fastest_of(records, RDMATENSOR), tables.cell_of(record)
     return best.get((*cell, record.get("wait")), best.get((*cell, "spinning")))
 
 
-def _collectives_ours(records: Sequence[Record], record: Record) -> Record | None:
-    return cells.by_who(records).get(OURS, {}).get(cells.cell_of(record))
+def _collectives_own(records: Sequence[Record], record: Record) -> Record | None:
+    return tables.by_name(records).get(RDMATENSOR, {}).get(tables.call_of(record))
 
 
 def _same(*names: str) -> Callable[[Sequence[Record], Record], Record | None]:
     """Return what finds rdmatensor's record that has the same fields."""
 
-    def ours(records: Sequence[Record], record: Record) -> Record | None:
+    def own(records: Sequence[Record], record: Record) -> Record | None:
         return next(
             (
                 one
                 for one in records
-                if one["contestant"] in (OURS, training.PLANNED)
+                if one["name"] in (RDMATENSOR, models.PLANNED)
                 and all(one[name] == record[name] for name in names)
             ),
             None,
         )
 
-    return ours
+    return own
 
 
 SHAPES = {
-    "p2p": Shape(_p2p_title, _who, _size, _p2p_ours),
+    "p2p": Shape(_p2p_title, _who, _size, _p2p_own),
     "collectives": Shape(
         lambda one: (
             f"collectives, {one['transport']}, {one['ranks']} ranks, {one.get('row', PLAIN)}"
         ),
         lambda one: text(one, "op"),
         _size,
-        _collectives_ours,
+        _collectives_own,
         is_joined=True,
     ),
     "setup": Shape(
@@ -158,17 +156,17 @@ SHAPES = {
     ),
     "models": Shape(
         lambda one: f"models, {one['transport']}, {one['ranks']} ranks",
-        lambda one: text(one, "contestant"),
+        lambda one: text(one, "name"),
         lambda one: f"{one['op']}, {number(one, 'size') / 2**20:.0f} MiB",
         _same("transport", "op", "ranks"),
     ),
 }
 # Topics whose table of text is short: heads and rows of it.
 WHOLE: Mapping[str, Callable[[Sequence[Record]], tuple[Sequence[str], Sequence[Sequence[str]]]]] = {
-    "convergence": lambda records: (convergence.HEADS, convergence.rows(records)),
+    "convergence": lambda records: (models.CURVE_HEADS, models.curve_rows(records)),
     "busy": lambda records: (
-        busy_tables.LOAD_HEADS,
-        busy_tables.load_rows(busy_tables.cells_of(records)),
+        busy.LOAD_HEADS,
+        busy.load_rows(busy.pairs_of(records)),
     ),
     "scale": scale.beyond_rows,
 }
@@ -178,11 +176,11 @@ def _samples(record: Record) -> Sequence[float]:
     return net_samples(record) if record["topic"] == "collectives" else samples.raw_of(record)
 
 
-def cell(record: Record, ours: Record | None, *, is_joined: bool) -> str:
+def cell(record: Record, base: Record | None, *, is_joined: bool) -> str:
     """Return the median; after it rdmatensor's spread, or another's ratio."""
-    if ours is None or ours is record:
+    if base is None or base is record:
         return spread(_samples(record))
-    took, own = (samples.quantile(_samples(one), 0.5) for one in (record, ours))
+    took, own = (samples.quantile(_samples(one), 0.5) for one in (record, base))
     ratio = marked(took / own) if took > 0 and own > 0 else "-"
     time = _name(record) if is_joined else spread(_samples(record)).partition(" (")[0] + ","
     return f"{time} {ratio}"
@@ -201,7 +199,7 @@ def tables_of(topic: str, records: Sequence[Record]) -> Iterator[tuple[str, str]
     for title, part in parts.items():
         columns = list(dict.fromkeys(map(shape.column, part)))
         places: dict[str, dict[str, list[str]]] = {shape.row(one): {} for one in part}
-        for record in sorted(part, key=lambda one: one["peer"] != OURS):
+        for record in sorted(part, key=lambda one: one["peer"] != RDMATENSOR):
             mine = cell(record, shape.baseline(records, record), is_joined=shape.is_joined)
             places[shape.row(record)].setdefault(shape.column(record), []).append(mine)
         rows = [

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.benchlib.programs import TooFewCores
 from bench.benchlib.record import Record
 from bench.suite import costs
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs 2 cores"),
+]
 
 
 @pytest.mark.parametrize("name", costs.COSTS)
@@ -19,12 +22,9 @@ def test_cost(
     name: str, benchmark: BenchmarkFixture, keep: Callable[[Sequence[Record]], None]
 ) -> None:
     benchmark.group = "whole runs"
-    try:
-        records = benchmark.pedantic(  # type: ignore[no-untyped-call]
-            costs.taken, (name,), rounds=1, iterations=1
-        )
-    except TooFewCores as error:
-        pytest.skip(f"benchmark: {error}")
+    records = benchmark.pedantic(  # type: ignore[no-untyped-call]
+        costs.taken, (name,), rounds=1, iterations=1
+    )
     keep(records)
     rows = costs.rows_of(records)
     benchmark.extra_info["rows"] = [f"{row.what}: {row.figure}" for row in rows]

@@ -110,7 +110,7 @@ def commit_of(root: Path) -> str:
 
 
 class Watch:
-    """Measures, while a child of ours runs, how many cores everybody else keeps busy."""
+    """Measures, while a child of this process runs, how many cores others keep busy."""
 
     def __init__(self) -> None:
         self.foreign_cpus = 0.0

@@ -18,19 +18,6 @@ from bench.benchlib.record import Record, parse
 WORKERS = ROOT / "bench" / "workers"
 
 
-def run_pair(
-    worker: str,
-    *arguments: str,
-    python: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-    timeout_s: float = 120.0,
-) -> list[Record]:
-    """Run a worker's ranks 0 and 1; see run_ranks()."""
-    return run_ranks(
-        worker, 2, *arguments, python=python, environment=environment, timeout_s=timeout_s
-    )
-
-
 def run_ranks(
     worker: str,
     size: int,

@@ -25,7 +25,7 @@ _EXIT_SKIP = 77
 
 
 class TooFewCores(RuntimeError):
-    """The program wants a core for each of its two processes."""
+    """The program has a core for each of its two processes, and there are fewer."""
 
 
 @functools.cache
@@ -52,21 +52,18 @@ def _cmake(words: list[str]) -> None:
 def build_copy_ring() -> Path:
     """Compile what bench/workers/copy_variant.py loads, where that is older than its sources."""
     support = ROOT / "bench" / "support"
-    sources = [support / "copy_ring.c"]
+    sources = [support / "copy_ring.c", support / "copy_ring.h"]
     library = BUILD_DIR / "libcopy_ring.so"
-    newest = max(
-        path.stat().st_mtime for path in [*sources, *(one.with_suffix(".h") for one in sources)]
-    )
+    newest = max(path.stat().st_mtime for path in sources)
     if library.exists() and library.stat().st_mtime > newest:
         return library
     library.parent.mkdir(parents=True, exist_ok=True)
     mine = library.with_suffix(f".{os.getpid()}")  # both ranks may be here
-    includes = [f"-I{support}", f"-I{ROOT / 'csrc' / 'include'}"]
-    words = [os.environ.get("CC", "cc"), "-std=c17", "-O3", "-fPIC", "-shared", *includes]
-    command = [*words, *map(str, sources), "-o", str(mine)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    words = [os.environ.get("CC", "cc"), "-std=c17", "-O3", "-fPIC", "-shared"]
+    words += [f"-I{support}", f"-I{ROOT / 'csrc' / 'include'}", str(sources[0]), "-o", str(mine)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"{shlex.join(command)}:\n{done.stderr[-4000:]}")
+        raise RuntimeError(f"{shlex.join(words)}:\n{done.stderr[-4000:]}")
     mine.replace(library)
     return library
 
@@ -115,7 +112,7 @@ def free_port() -> int:
 
 
 def _await_listener(port: int, timeout_s: float) -> None:
-    """Wait until somebody listens on loopback; looks into the kernel's table, without a call."""
+    """Wait until a process listens on loopback; looks into the kernel's table, without a call."""
     wanted = f":{port:04X} "
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
@@ -124,7 +121,7 @@ def _await_listener(port: int, timeout_s: float) -> None:
             if any(wanted in row and " 0A " in row for row in rows):  # 0A: it listens
                 return
         time.sleep(0.01)
-    raise RuntimeError(f"nobody listens on port {port}")
+    raise RuntimeError(f"nothing listens on port {port}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,35 +140,16 @@ def ucx_figures(output: str) -> list[float]:
     return [float(word) for word in lines[-1].split(",")]
 
 
-def run_ucx(
-    words: list[str],
-    path: str,
-    port: int,
-    timeout_s: float,
-    settings: Mapping[str, str] | None = None,
-) -> str:
-    """Run both sides of ucx_perftest over a path (UCX_TLS); return what the client printed."""
-    return run_ucx_spent(words, path, port, timeout_s, settings).output
-
-
-def run_ucx_spent(
-    words: list[str],
-    path: str,
-    port: int,
-    timeout_s: float,
-    settings: Mapping[str, str] | None = None,
-) -> Spent:
+def run_ucx(words: list[str], path: str, port: int, timeout_s: float) -> Spent:
     """Run both sides of ucx_perftest over a path (UCX_TLS), one pair at a time.
 
-    Each has a core of its own, as the sides of our programs. settings: more of UCX's variables.
-    Raises TooFewCores.
+    Each has a core of its own, as the sides of rdtperf. Raises TooFewCores.
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
-        raise TooFewCores("ucx_perftest wants a core for each of its two processes")
+        raise TooFewCores("ucx_perftest needs 2 cores")
     command = ["ucx_perftest", "-p", str(port), "-f", "-v", *words]
     environment = {**os.environ, "UCX_TLS": path, "UCX_WARN_UNUSED_ENV_VARS": "n"}
-    environment |= settings or {}
     nowhere = subprocess.DEVNULL
     serving = [*command, "-c", str(cores[1])]
     with subprocess.Popen(

@@ -12,7 +12,7 @@ Record = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of everything that is compared: all contestants took turns in it.
+    """One run of all that is compared, by turns.
 
     foreign_cpus: how many cores, on average, others kept busy meanwhile.
     """
@@ -33,7 +33,7 @@ class Result:
 
     @property
     def quietest(self) -> Run:
-        """The run that others disturbed least; how well we did has no say in the choice."""
+        """The run that other processes disturbed least."""
         return min(self.runs, key=lambda run: run.foreign_cpus)
 
 
@@ -56,11 +56,6 @@ def text(record: Record, key: str) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{key} is {value!r} in {record}")
     return value
-
-
-def summaries(records: list[Record]) -> list[Record]:
-    """Return the records that compare others."""
-    return [record for record in records if record.get("summary") is True]
 
 
 def save(result: Result, folder: Path) -> Path:

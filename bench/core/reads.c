@@ -1,239 +1,157 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * reads - one-sided reads of one size by the first process out of the second's memory: each alone,
- * or in a row with several under way, and what each side's processor spends on them; beside their
- * floor in the same run.
+ * reads - one-sided reads of one size by the first process out of the second's memory, each alone
+ * or several under way, what each side's processor spends on them, and a baseline in the same run.
  *
  *   rdtperf reads [--transport shm|tcp|verbs] [--wait spin|sleep] [--size N] [--depth N]
  *           [--count N] [--rounds N]
  *
- * Defaults: shm, spin, 65536 bytes, depth 1, 200 reads a round, 5 rounds. With depth 1 a sample is
- * one read, from its call until its bytes are here; else the mean of a round's reads, of which at
- * most `depth` are under way. The floor over shared memory is memcpy out of the same memory, by the
- * mapping that the library has of it, and has no depth; over TCP a question of 8 B for each read,
- * answered with the bytes over one connection. Who owns the memory waits until the reader has all:
- * in rdt_endpoint_wait_notify(), whose notification is not timed, or at its socket. Nobody writes
- * what is read, so small sizes come out of the reader's own caches, ours and the floor's. Processor
- * time is getrusage()'s, of the process with all its threads; who spins uses its core. What is read
- * is compared in a pass of its own, first.
+ * With depth 1 a sample is one read, from its call until its bytes are here; else the mean of a
+ * turn's reads. The baseline over shared memory is memcpy out of the same memory, by the mapping
+ * that the library has of it, and has no depth; over TCP a question of 8 B for each read. The owner
+ * of the memory waits for a notification or at its socket until the reader has all. Nothing writes
+ * what is read, so small sizes come out of the reader's own caches with both. What is read is
+ * compared in a pass of its own, first.
  */
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
-#include "flow.h"
-#include "rdtperf.h"
-
-#define MAX_BYTES ((size_t)64 << 20)
+#include "perf.h"
+#include "sockets.h"
 
 enum { READER, OWNER };
 
 struct ends {
     struct pair *pair;
-    const struct contest *settings;
-    rdt_region *region;              /* the owner's */
-    struct rdt_remote_region remote; /* the reader's, as the next two */
+    const struct perf_options *options;
+    struct perf_regions regions;
     char *dst;
     const void *mapped; /* the owner's region, over shm */
-    struct raw_tcp raw;
-    uint64_t samples;
+    int fd;
 };
 
-/* ---- Ours -------------------------------------------------------------------------------- */
-
-static rdt_transfer *
-post(struct ends *e)
+static uint64_t
+run_library(void *ends, const struct perf_way *way, uint64_t count)
 {
-    rdt_transfer *transfer;
+    struct ends *e = ends;
+    const uint64_t depth = e->options->depth;
+    rdt_transfer *in_flight[PERF_MAX_DEPTH];
     struct rdt_error err;
 
-    pair_check(rdt_endpoint_read(e->pair->ep, e->dst, e->settings->len_bytes, &e->remote, 0,
-                                 &transfer, &err),
-               &err, "rdt_endpoint_read");
-    return transfer;
-}
-
-static void
-read_ours(struct ends *e, uint64_t count)
-{
-    const uint64_t depth = e->settings->depth;
-    rdt_transfer *in_flight[CONTEST_MAX_DEPTH];
-    struct rdt_error err;
-
+    (void)way;
+    if (e->pair->side == OWNER) {
+        (void)pair_wait_notify(e->pair); /* of end_library() */
+        return 0;
+    }
     for (uint64_t posted = 0, done = 0; done < count; done++) {
         for (; posted < count && posted - done < depth; posted++)
-            in_flight[posted % depth] = post(e);
-        pair_check(rdt_transfer_wait(in_flight[done % depth], PAIR_TIMEOUT_NS, &err), &err,
-                   "rdt_transfer_wait");
-        rdt_transfer_free(in_flight[done % depth]);
+            pair_check(rdt_endpoint_read(e->pair->ep, e->dst, e->options->len_bytes,
+                                         &e->regions.other, 0, &in_flight[posted % depth], &err),
+                       &err, "rdt_endpoint_read");
+        pair_finish(in_flight[done % depth]);
     }
+    return 0;
 }
 
-/* ---- The floor --------------------------------------------------------------------------- */
-
 static void
-move_sockets(struct ends *e, uint64_t count)
+end_library(void *ends)
 {
-    const struct contest *settings = e->settings;
+    const struct ends *e = ends;
+
+    if (e->pair->side == READER)
+        pair_write(e->pair, NULL, 0, &e->regions.other, 0, 1);
+}
+
+static uint64_t
+run_memcpy(void *ends, const struct perf_way *way, uint64_t count)
+{
+    const struct ends *e = ends;
+
+    (void)way;
+    for (; count > 0 && e->pair->side == READER; count--) {
+        memcpy(e->dst, e->mapped, e->options->len_bytes);
+        __asm__ volatile("" : : "r"(e->dst) : "memory"); /* every one of them counts */
+    }
+    return 0;
+}
+
+static uint64_t
+run_sockets(void *ends, const struct perf_way *way, uint64_t count)
+{
+    const struct ends *e = ends;
     const bool is_reader = e->pair->side == READER;
-    const struct flow_place bytes = {.addr = is_reader ? e->dst : rdt_region_addr(e->region),
-                                     .len_bytes = settings->len_bytes};
+    const size_t len_bytes = e->options->len_bytes;
+    const struct flow_place bytes = {.addr = is_reader ? e->dst : rdt_region_addr(e->regions.own),
+                                     .len_bytes = len_bytes};
     struct flow flow = {
-        .fd = e->raw.fds[0],
+        .fd = e->fd,
         .is_asking = is_reader,
-        .depth = settings->depth,
-        .in_message_bytes = is_reader ? settings->len_bytes : FLOW_WORD_BYTES,
-        .out_message_bytes = is_reader ? FLOW_WORD_BYTES : settings->len_bytes,
+        .depth = e->options->depth,
+        .in_message_bytes = is_reader ? len_bytes : FLOW_WORD_BYTES,
+        .out_message_bytes = is_reader ? FLOW_WORD_BYTES : len_bytes,
         .in = is_reader ? bytes : flow_words(),
         .out = is_reader ? flow_words() : bytes,
     };
 
-    flow_run(&flow, 1, count, settings->sleeps);
+    (void)way;
+    flow_run(&flow, 1, count, e->options->sleeps);
+    return 0;
 }
 
 static void
-read_floor(struct ends *e, uint64_t count)
+verify(struct ends *e, const struct perf_loop *loop)
 {
-    if (e->mapped == NULL) {
-        move_sockets(e, count);
-        return;
-    }
-    for (; count > 0; count--) {
-        memcpy(e->dst, e->mapped, e->settings->len_bytes);
-        __asm__ volatile("" : : "r"(e->dst) : "memory"); /* every one of them counts */
-    }
-}
+    const size_t len_bytes = e->options->len_bytes;
 
-/* ---- Samples ----------------------------------------------------------------------------- */
-
-static void (*const reads[CONTESTANTS])(struct ends *e, uint64_t count) = {read_ours, read_floor};
-
-/* ns: NULL, or what gets the samples. */
-static void
-read_all(struct ends *e, size_t contestant, uint64_t count, struct bench_series *ns)
-{
-    const uint64_t each = e->settings->depth == 1 ? 1 : count; /* reads of a sample */
-
-    for (uint64_t done = 0; done < count; done += each) {
-        const uint64_t start_ns = bench_now_ns();
-
-        reads[contestant](e, each);
-        if (ns != NULL)
-            bench_series_add(ns, (bench_now_ns() - start_ns) / each);
-    }
-}
-
-/* The owner's part, until the reader has all. */
-static void
-serve(struct ends *e, size_t contestant, uint64_t count)
-{
-    if (contestant == CONTEST_OURS)
-        (void)pair_wait_notify(e->pair);
-    else if (e->settings->is_tcp)
-        move_sockets(e, count);
-}
-
-/* cpu[side] grows by what each side spent. */
-static void
-take_turn(struct ends *e, size_t contestant, uint64_t count, struct bench_series *ns,
-          uint64_t cpu[2])
-{
-    const int side = e->pair->side;
-
-    e->samples++;
-    pair_meet(e->pair, CONTEST_START, e->samples);
-    const uint64_t start_cpu_ns = bench_spent_now().cpu_ns;
-    if (side == READER)
-        read_all(e, contestant, count, ns);
-    else
-        serve(e, contestant, count);
-    const uint64_t spent_ns = bench_spent_now().cpu_ns - start_cpu_ns;
-    if (side == READER && contestant == CONTEST_OURS)
-        pair_write(e->pair, NULL, 0, &e->remote, 0, 1);
-    contest_end_turn(e->pair, e->samples, spent_ns, cpu);
-}
-
-static void
-verify(struct ends *e)
-{
-    const size_t len_bytes = e->settings->len_bytes;
-    uint64_t unused[2] = {0};
-
-    for (size_t i = 0; i < e->settings->contestants; i++) {
+    for (size_t i = 0; i < loop->ways_count; i++) {
         if (e->pair->side == OWNER)
-            bench_fill(rdt_region_addr(e->region), len_bytes, i);
-        take_turn(e, i, 1, NULL, unused);
+            bench_fill(rdt_region_addr(e->regions.own), len_bytes, i);
+        perf_take_one(e->pair, loop, i);
         if (e->pair->side == READER)
-            bench_verify(e->dst, len_bytes, i, contest_names[i]);
+            bench_verify(e->dst, len_bytes, i, loop->ways[i].name);
     }
 }
 
 static void
-open_ends(struct ends *e, struct pair *p)
+run_side(struct pair *p)
 {
-    const struct contest *settings = p->arg;
+    const struct perf_options *options = p->arg;
+    const struct perf_way ways[] = {
+        {.name = PERF_RDMATENSOR, .run = run_library, .end = end_library},
+        {.name = PERF_FLOOR, .run = options->is_tcp ? run_sockets : run_memcpy},
+    };
+    struct ends e = {.pair = p,
+                     .options = options,
+                     .regions = perf_swap_regions(p, options->len_bytes),
+                     .dst = bench_map(options->len_bytes, MAP_PRIVATE)};
+    const struct perf_loop loop = {.ways = ways,
+                                   .ways_count = options->has_floor ? 2 : 1,
+                                   .ends = &e,
+                                   .sample = options->depth == 1 ? PERF_EACH : PERF_MEAN,
+                                   .item_bytes = (double)options->len_bytes};
     struct rdt_error err;
-    void *mapped;
 
-    *e = (struct ends){.pair = p, .settings = settings};
-    if (p->side == OWNER) {
-        e->region = pair_offer(p, settings->len_bytes);
-    } else {
-        e->remote = pair_take_offer(p);
-        e->dst = bench_map(settings->len_bytes, MAP_PRIVATE);
+    if (options->is_tcp) {
+        e.fd = sockets_connect(p, p->side == OWNER);
+    } else if (p->side == READER && options->has_floor) {
+        void *mapped;
+
+        pair_check(rdt_endpoint_map(p->ep, &e.regions.other, &mapped, &err), &err,
+                   "rdt_endpoint_map");
+        e.mapped = mapped;
     }
-    if (settings->is_tcp)
-        contest_connect(p, &settings->raw, p->side == OWNER, &e->raw);
-    if (settings->is_tcp || p->side == OWNER || settings->contestants < CONTESTANTS)
-        return;
-    pair_check(rdt_endpoint_map(p->ep, &e->remote, &mapped, &err), &err, "rdt_endpoint_map");
-    e->mapped = mapped;
-}
-
-static void
-close_ends(struct ends *e)
-{
-    pair_barrier(e->pair);
-    if (e->settings->is_tcp)
-        raw_tcp_close(&e->raw);
-    if (e->pair->side == OWNER)
-        rdt_region_free(e->region, NULL, NULL);
-    else
-        (void)munmap(e->dst, e->settings->len_bytes);
-}
-
-static void
-side(struct pair *p)
-{
-    const struct contest *settings = p->arg;
-    struct bench_series ns[CONTESTANTS];
-    uint64_t cpu[CONTESTANTS][2] = {0};
-    uint64_t unused[2] = {0};
-    struct ends e;
-
-    open_ends(&e, p);
-    verify(&e);
-    for (size_t i = 0; i < settings->contestants; i++)
-        bench_series_init(&ns[i], contest_names[i], settings->rounds * settings->count);
-    for (size_t round = 0; round < settings->rounds; round++) {
-        for (size_t i = 0; i < settings->contestants; i++) {
-            if (settings->count >= 10) /* of few and large ones verify() was enough */
-                take_turn(&e, i, bench_warm_up(settings->count), NULL, unused);
-            take_turn(&e, i, settings->count, &ns[i], cpu[i]);
-        }
-    }
-    const double bytes =
-        (double)settings->len_bytes * (double)settings->count * (double)settings->rounds;
-    for (size_t i = 0; i < settings->contestants; i++) {
-        if (p->side == READER)
-            contest_print(&ns[i], settings, "", cpu[i][READER], cpu[i][OWNER], bytes);
-        bench_series_free(&ns[i]);
-    }
-    close_ends(&e);
+    verify(&e, &loop);
+    perf_measure(p, options, &loop);
+    pair_barrier(p);
+    if (options->is_tcp)
+        (void)close(e.fd);
+    rdt_region_free(e.regions.own, NULL, NULL);
+    (void)munmap(e.dst, options->len_bytes);
 }
 
 void
-perf_reads(const struct contest *options)
+perf_reads(const struct perf_options *options)
 {
-    contest_run(options, side, side);
+    perf_run(options, run_side, run_side);
 }

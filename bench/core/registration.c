@@ -21,7 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "rdtperf.h"
+#include "perf.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14; older libcs do not name it */
@@ -29,12 +29,7 @@
 
 enum { ALLOC, ALLOC_AGAIN, REGISTER, POPULATE, OPEN, CONNECT, FIRST_WRITE, SECOND_WRITE, SERIES };
 
-/* [SERIES], shared by all processes. */
-static uint64_t *
-took_of(const struct contest *options)
-{
-    return (uint64_t *)(void *)options->shared;
-}
+static uint64_t *took; /* [SERIES], shared by all processes */
 
 static rdt_region *
 alloc(rdt_context *ctx, uint64_t len_bytes, uint64_t *took_ns)
@@ -86,37 +81,36 @@ populate(uint64_t len_bytes, uint64_t *took_ns)
 }
 
 static void
-measure_alone(const struct contest *settings)
+measure_alone(const struct perf_options *options)
 {
-    const struct pair_opts opts = {.transport = settings->transport};
-    const uint64_t len_bytes = settings->len_bytes;
-    uint64_t *took_ns = took_of(settings);
+    const struct pair_opts opts = {.transport = options->transport};
+    const uint64_t len_bytes = options->len_bytes;
     struct rdt_error err;
     rdt_context *ctx = pair_open_context(&opts, 0);
-    rdt_region *region = alloc(ctx, len_bytes, &took_ns[ALLOC]);
+    rdt_region *region = alloc(ctx, len_bytes, &took[ALLOC]);
 
     rdt_region_free(region, NULL, NULL);
-    region = alloc(ctx, len_bytes, &took_ns[ALLOC_AGAIN]);
+    region = alloc(ctx, len_bytes, &took[ALLOC_AGAIN]);
     rdt_region_free(region, NULL, NULL);
-    register_existing(ctx, len_bytes, &took_ns[REGISTER]);
+    register_existing(ctx, len_bytes, &took[REGISTER]);
     pair_check(rdt_context_close(ctx, &err), &err, "rdt_context_close");
-    populate(len_bytes, &took_ns[POPULATE]);
+    populate(len_bytes, &took[POPULATE]);
 }
 
 static void
 write_side(struct pair *p)
 {
-    const struct contest *settings = p->arg;
+    const struct perf_options *options = p->arg;
     const struct rdt_remote_region remote = pair_take_offer(p);
     const uint64_t word = 1;
 
-    took_of(settings)[OPEN] = p->open_ns;
-    took_of(settings)[CONNECT] = p->connect_ns;
+    took[OPEN] = p->open_ns;
+    took[CONNECT] = p->connect_ns;
     for (int i = FIRST_WRITE; i <= SECOND_WRITE; i++) {
         const uint64_t start_ns = bench_now_ns();
 
-        pair_write(p, &word, sizeof(word), &remote, settings->len_bytes - sizeof(word), 7);
-        took_of(settings)[i] = bench_now_ns() - start_ns;
+        pair_write(p, &word, sizeof(word), &remote, options->len_bytes - sizeof(word), 7);
+        took[i] = bench_now_ns() - start_ns;
         bench_spin_ns(1000000);
     }
 }
@@ -124,8 +118,8 @@ write_side(struct pair *p)
 static void
 own_side(struct pair *p)
 {
-    const struct contest *settings = p->arg;
-    rdt_region *region = pair_offer(p, settings->len_bytes);
+    const struct perf_options *options = p->arg;
+    rdt_region *region = pair_offer(p, options->len_bytes);
 
     for (int i = FIRST_WRITE; i <= SECOND_WRITE; i++)
         (void)pair_wait_notify(p);
@@ -134,7 +128,7 @@ own_side(struct pair *p)
 
 /* In a process of its own: the library does not work on in children of processes that used it. */
 static void
-run_round(const struct contest *settings)
+run_round(const struct perf_options *options)
 {
     int status;
 
@@ -143,8 +137,8 @@ run_round(const struct contest *settings)
     if (child < 0)
         bench_die("fork");
     if (child == 0) {
-        contest_run(settings, write_side, own_side);
-        measure_alone(settings);
+        perf_run(options, write_side, own_side);
+        measure_alone(options);
         exit(0);
     }
     if (waitpid(child, &status, 0) != child || status != 0)
@@ -152,25 +146,24 @@ run_round(const struct contest *settings)
 }
 
 void
-perf_registration(const struct contest *options)
+perf_registration(const struct perf_options *options)
 {
     static const char *const names[SERIES] = {"alloc",       "alloc again", "register",
                                               "populate",    "open",        "connect",
                                               "first write", "second write"};
-    struct contest settings = *options;
     struct bench_series series[SERIES];
     char fields[96];
 
-    settings.shared = bench_map(SERIES * sizeof(uint64_t), MAP_SHARED);
+    took = bench_map(SERIES * sizeof(uint64_t), MAP_SHARED);
     for (size_t i = 0; i < SERIES; i++)
-        bench_series_init(&series[i], names[i], settings.rounds);
-    for (size_t round = 0; round < settings.rounds; round++) {
-        run_round(&settings);
+        bench_series_init(&series[i], names[i], options->rounds);
+    for (size_t round = 0; round < options->rounds; round++) {
+        run_round(options);
         for (size_t i = 0; i < SERIES; i++)
-            bench_series_add(&series[i], took_of(&settings)[i]);
+            bench_series_add(&series[i], took[i]);
     }
     (void)snprintf(fields, sizeof(fields), "\"transport\": \"%s\", \"size\": %zu",
-                   settings.transport, settings.len_bytes);
+                   options->transport, options->len_bytes);
     for (size_t i = 0; i < SERIES; i++) {
         bench_series_print(&series[i], fields);
         bench_series_free(&series[i]);

@@ -1,43 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * streams - messages of one size in a row, at most `depth` of them unacknowledged, one way or both
- * ways at once, and what each side's processor spends on them; beside its floor in the same run.
+ * ways at once, what each side's processor spends on them, and a baseline in the same run.
  *
  *   rdtperf streams [--transport shm|tcp|verbs] [--wait spin|sleep] [--size N] [--depth N] [--both]
  *           [--silent] [--count N] [--rounds N]
  *
- * Defaults: shm, spin, 65536 bytes, depth 1, one way, 200 messages in a sample, 5 samples. A sample
- * is the time for each message: from both sides' start until all are where they belong, those who
- * sent them know it, and those whom they were for too; over the messages of one direction. Ours is
- * write + notification into one place. The floor over TCP is plain sockets, one connection for each
- * direction, with an answer of 8 B to each message; over shared memory memcpy and a counter, which
- * nobody answers, since nobody answers ours there. Processor time is getrusage()'s, of the process
- * with all its threads, until its own part is done. --silent: writes without notification, and no
- * baseline, as perftest's ib_write_bw has them.
+ * A sample is the time for each message: from both sides' start until all are in place and both
+ * sides know it, over the messages of one direction. The library writes with a notification into
+ * one place. The baseline over TCP has a connection for each direction, with an answer of 8 B to
+ * each message; over shared memory it is memcpy and a counter without an answer, since nothing
+ * answers the library there either. --silent: writes without notification and no baseline, as
+ * perftest's ib_write_bw has them.
  */
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
-#include "flow.h"
-#include "rdtperf.h"
-
-#define MAX_BYTES ((size_t)1 << 30)
+#include "perf.h"
+#include "sockets.h"
 
 struct ends {
     struct pair *pair;
-    const struct contest *settings;
+    const struct perf_options *options;
     bool sends;
     bool receives;
     char *src;
-    rdt_region *region;
-    struct rdt_remote_region remote;
-    struct raw_tcp raw[2]; /* by who sends */
-    uint64_t counted;      /* shm: messages of earlier samples */
-    uint64_t samples;
+    char *shared;
+    struct perf_regions regions;
+    int fds[2];       /* by who sends */
+    uint64_t counted; /* shm: messages of earlier turns */
 };
 
-/* ---- Ours -------------------------------------------------------------------------------- */
+static char *shared_memory; /* mapped before the fork */
 
 static rdt_transfer *
 post(struct ends *e)
@@ -45,8 +40,8 @@ post(struct ends *e)
     rdt_transfer *transfer;
     struct rdt_error err;
 
-    pair_check(rdt_endpoint_write(e->pair->ep, e->src, e->settings->len_bytes, &e->remote, 0,
-                                  e->settings->is_silent ? RDT_NOTIFY_NONE : 1, &transfer, &err),
+    pair_check(rdt_endpoint_write(e->pair->ep, e->src, e->options->len_bytes, &e->regions.other, 0,
+                                  e->options->is_silent ? RDT_NOTIFY_NONE : 1, &transfer, &err),
                &err, "rdt_endpoint_write");
     return transfer;
 }
@@ -68,198 +63,136 @@ take_notifications(struct ends *e)
     }
 }
 
-static void
-move_ours(struct ends *e, uint64_t count, char *dst)
+static uint64_t
+run_library(void *ends, const struct perf_way *way, uint64_t count)
 {
-    const uint64_t depth = e->settings->depth;
+    struct ends *e = ends;
+    const uint64_t depth = e->options->depth;
     const uint64_t to_send = e->sends ? count : 0;
-    uint64_t to_take = e->receives && !e->settings->is_silent ? count : 0;
-    rdt_transfer *in_flight[CONTEST_MAX_DEPTH];
-    struct rdt_error err;
+    uint64_t to_take = e->receives && !e->options->is_silent ? count : 0;
+    rdt_transfer *in_flight[PERF_MAX_DEPTH];
 
-    (void)dst; /* the region, always */
+    (void)way;
     for (uint64_t sent = 0, done = 0; done < to_send; done++) {
         for (; sent < to_send && sent - done < depth; sent++)
             in_flight[sent % depth] = post(e);
-        pair_check(rdt_transfer_wait(in_flight[done % depth], PAIR_TIMEOUT_NS, &err), &err,
-                   "rdt_transfer_wait");
-        rdt_transfer_free(in_flight[done % depth]);
+        pair_finish(in_flight[done % depth]);
         if (to_take > 0)
             to_take -= take_notifications(e);
     }
     for (; to_take > 0; to_take--)
         (void)pair_wait_notify(e->pair);
+    return 0;
 }
 
-/* ---- The floor over shared memory -------------------------------------------------------- */
-
-static void
-move_memcpy(struct ends *e, uint64_t count)
+static uint64_t
+run_memcpy(void *ends, const struct perf_way *way, uint64_t count)
 {
-    const struct contest *settings = e->settings;
+    struct ends *e = ends;
     const int side = e->pair->side;
-    char *to = e->settings->shared + (size_t)side * settings->len_bytes;
+    const size_t len_bytes = e->options->len_bytes;
+    _Atomic uint64_t (*ping)[32] = e->pair->board->ping;
 
+    (void)way;
     e->counted += count;
     for (uint64_t i = e->sends ? count : 0; i > 0; i--) {
-        memcpy(to, e->src, settings->len_bytes);
+        memcpy(e->shared + (size_t)side * len_bytes, e->src, len_bytes);
         /* release: pairs with bench_await() opposite */
-        atomic_store_explicit(&e->pair->board->ping[side][CONTEST_COUNT], e->counted - i + 1,
-                              memory_order_release);
+        atomic_store_explicit(&ping[side][PERF_FLAG], e->counted - i + 1, memory_order_release);
     }
     if (e->receives)
-        bench_await(&e->pair->board->ping[1 - side][CONTEST_COUNT], e->counted, "the other side");
+        bench_await(&ping[1 - side][PERF_FLAG], e->counted, "the other side");
+    return 0;
 }
 
-/* ---- The floor over TCP ------------------------------------------------------------------ */
-
-static void
-move_sockets(struct ends *e, uint64_t count, char *dst)
+static uint64_t
+run_sockets(void *ends, const struct perf_way *way, uint64_t count)
 {
-    const struct contest *settings = e->settings;
-    const struct flow_place source = {.addr = e->src, .len_bytes = settings->len_bytes};
-    const struct flow_place target = {.addr = dst, .len_bytes = settings->len_bytes};
+    struct ends *e = ends;
+    const size_t len_bytes = e->options->len_bytes;
+    const struct flow_place source = {.addr = e->src, .len_bytes = len_bytes};
+    const struct flow_place target = {.addr = rdt_region_addr(e->regions.own),
+                                      .len_bytes = len_bytes};
     struct flow flows[FLOWS_MAX];
     size_t n = 0;
 
+    (void)way;
     for (int from = 0; from < 2; from++) {
         const bool is_sender = e->pair->side == from;
 
         if (!(is_sender ? e->sends : e->receives))
             continue;
         flows[n++] = (struct flow){
-            .fd = e->raw[from].fds[0],
+            .fd = e->fds[from],
             .is_asking = is_sender,
-            .depth = settings->depth,
-            .in_message_bytes = is_sender ? FLOW_WORD_BYTES : settings->len_bytes,
-            .out_message_bytes = is_sender ? settings->len_bytes : FLOW_WORD_BYTES,
+            .depth = e->options->depth,
+            .in_message_bytes = is_sender ? FLOW_WORD_BYTES : len_bytes,
+            .out_message_bytes = is_sender ? len_bytes : FLOW_WORD_BYTES,
             .in = is_sender ? flow_words() : target,
             .out = is_sender ? source : flow_words(),
         };
     }
-    flow_run(flows, n, count, settings->sleeps);
+    flow_run(flows, n, count, e->options->sleeps);
+    return 0;
 }
 
 static void
-move_floor(struct ends *e, uint64_t count, char *dst)
+verify(struct ends *e, const struct perf_loop *loop)
 {
-    if (e->settings->is_tcp)
-        move_sockets(e, count, dst);
-    else
-        move_memcpy(e, count);
-}
+    const size_t len_bytes = e->options->len_bytes;
+    const uint64_t side = (uint64_t)e->pair->side;
 
-/* ---- Samples ----------------------------------------------------------------------------- */
+    for (size_t i = 0; i < loop->ways_count; i++) {
+        const char *found = loop->ways[i].run == run_memcpy ? e->shared + (1 - side) * len_bytes
+                                                            : rdt_region_addr(e->regions.own);
 
-static void (*const moves[CONTESTANTS])(struct ends *e, uint64_t count, char *dst) = {move_ours,
-                                                                                      move_floor};
-
-/* Returns ns of all messages of one direction; cpu[side] grows by what each side spent. */
-static uint64_t
-sample(struct ends *e, size_t contestant, uint64_t count, char *dst, uint64_t cpu[2])
-{
-    e->samples++;
-    pair_meet(e->pair, CONTEST_START, e->samples);
-    const uint64_t start_ns = bench_now_ns();
-    const uint64_t start_cpu_ns = bench_spent_now().cpu_ns;
-    moves[contestant](e, count, dst);
-    const uint64_t spent_ns = bench_spent_now().cpu_ns - start_cpu_ns;
-    contest_end_turn(e->pair, e->samples, spent_ns, cpu);
-    return bench_now_ns() - start_ns;
-}
-
-static void
-verify(struct ends *e)
-{
-    const size_t len_bytes = e->settings->len_bytes;
-    const int side = e->pair->side;
-    uint64_t unused[2] = {0};
-
-    for (size_t i = 0; i < e->settings->contestants; i++) {
-        const uint64_t seed = 2 * i;
-        char *dst = rdt_region_addr(e->region);
-        const bool is_memcpy = i == CONTEST_FLOOR && !e->settings->is_tcp;
-        const char *found = is_memcpy ? e->settings->shared + (size_t)(1 - side) * len_bytes : dst;
-
-        bench_fill(e->src, len_bytes, seed + (uint64_t)side);
-        (void)sample(e, i, 1, dst, unused);
+        bench_fill(e->src, len_bytes, 2 * i + side);
+        perf_take_one(e->pair, loop, i);
         if (e->receives)
-            bench_verify(found, len_bytes, seed + 1 - (uint64_t)side, contest_names[i]);
+            bench_verify(found, len_bytes, 2 * i + 1 - side, loop->ways[i].name);
     }
 }
 
 static void
-open_ends(struct ends *e, struct pair *p)
+run_side(struct pair *p)
 {
-    const struct contest *contest = p->arg;
+    const struct perf_options *options = p->arg;
+    const struct perf_way ways[] = {
+        {.name = PERF_RDMATENSOR, .run = run_library},
+        {.name = PERF_FLOOR, .run = options->is_tcp ? run_sockets : run_memcpy},
+    };
+    struct ends e = {.pair = p,
+                     .options = options,
+                     .sends = p->side == 0 || options->is_both,
+                     .receives = p->side == 1 || options->is_both,
+                     .src = bench_map(options->len_bytes, MAP_PRIVATE),
+                     .shared = shared_memory,
+                     .regions = perf_swap_regions(p, options->len_bytes)};
+    const struct perf_loop loop = {
+        .ways = ways,
+        .ways_count = options->has_floor ? 2 : 1,
+        .ends = &e,
+        .sample = PERF_TOGETHER,
+        .warm_up = options->count < 10 ? 1 : options->count / 10,
+        .item_bytes = (double)options->len_bytes * (options->is_both ? 2 : 1),
+        .fields = options->is_both ? "\"both\": true, " : "\"both\": false, ",
+    };
 
-    *e = (struct ends){.pair = p,
-                       .settings = contest,
-                       .sends = p->side == 0 || contest->is_both,
-                       .receives = p->side == 1 || contest->is_both};
-    for (int side = 0; side < 2; side++) {
-        /* a side that receives nothing offers a byte, for the sake of the meeting */
-        if (p->side == side)
-            e->region = pair_offer(p, e->receives ? contest->len_bytes : 1);
-        else
-            e->remote = pair_take_offer(p);
-        pair_barrier(p);
-        if (contest->is_tcp)
-            contest_connect(p, &contest->raw, p->side == side, &e->raw[side]);
-    }
-    e->src = bench_map(contest->len_bytes, MAP_PRIVATE);
-}
-
-static void
-close_ends(struct ends *e)
-{
-    pair_barrier(e->pair);
-    if (e->settings->is_tcp)
-        for (int i = 0; i < 2; i++)
-            raw_tcp_close(&e->raw[i]);
-    rdt_region_free(e->region, NULL, NULL);
-    (void)munmap(e->src, e->settings->len_bytes);
-}
-
-static void
-side(struct pair *p)
-{
-    const struct contest *contest = p->arg;
-    const double bytes = (double)contest->len_bytes * (double)contest->count *
-                         (double)contest->rounds * (contest->is_both ? 2 : 1);
-    const char *more = contest->is_both ? "\"both\": true, " : "\"both\": false, ";
-    struct bench_series ns[CONTESTANTS];
-    uint64_t cpu[CONTESTANTS][2] = {0};
-    uint64_t unused[2] = {0};
-    struct ends e;
-
-    open_ends(&e, p);
-    verify(&e);
-    for (size_t i = 0; i < contest->contestants; i++)
-        bench_series_init(&ns[i], contest_names[i], contest->rounds);
-    for (size_t round = 0; round < contest->rounds; round++) {
-        for (size_t i = 0; i < contest->contestants; i++) {
-            char *dst = rdt_region_addr(e.region);
-
-            if (contest->count >= 10) /* of few and large ones verify() was enough */
-                (void)sample(&e, i, contest->count / 10, dst, unused);
-            bench_series_add(&ns[i], sample(&e, i, contest->count, dst, cpu[i]) / contest->count);
-        }
-    }
-    for (size_t i = 0; i < contest->contestants; i++) {
-        if (p->side == 0)
-            contest_print(&ns[i], contest, more, cpu[i][0], cpu[i][1], bytes);
-        bench_series_free(&ns[i]);
-    }
-    close_ends(&e);
+    for (int from = 0; from < 2 && options->is_tcp; from++)
+        e.fds[from] = sockets_connect(p, p->side == from);
+    verify(&e, &loop);
+    perf_measure(p, options, &loop);
+    pair_barrier(p);
+    for (int from = 0; from < 2 && options->is_tcp; from++)
+        (void)close(e.fds[from]);
+    rdt_region_free(e.regions.own, NULL, NULL);
+    (void)munmap(e.src, options->len_bytes);
 }
 
 void
-perf_streams(const struct contest *options)
+perf_streams(const struct perf_options *options)
 {
-    struct contest settings = *options;
-
-    if (!settings.is_tcp && settings.contestants == CONTESTANTS)
-        settings.shared = bench_map(2 * settings.len_bytes, MAP_SHARED);
-    contest_run(&settings, side, side);
+    if (!options->is_tcp && options->has_floor)
+        shared_memory = bench_map(2 * options->len_bytes, MAP_SHARED);
+    perf_run(options, run_side, run_side);
 }

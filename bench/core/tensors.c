@@ -17,18 +17,15 @@
  *
  *   rdtperf tensors [--transport shm|tcp|verbs] [--size N] [--rounds N] [--count N] [--chunk N]
  *
- * Each round gives each way a fifth of `count` round trips, at least 5, untimed, then `count`, each
- * timed alone. Defaults: shm, 65536 bytes, 5 rounds of 200 trips, a ring of 16 chunks, which have
- * 64 KiB, and 1 MiB over TCP: there the copying ways are fastest, of 16 KiB to 1 MiB. What arrives
- * is compared in a pass of its own, first. What is sent lies in the arena; what is copied out goes
- * into memory that was touched before: an RPC that allocates for each message is slower. raw_ns are
- * in the order of the rounds.
+ * Defaults: shm, 64 KiB, 5 rounds of 200 trips, a ring of 16 chunks, which have 64 KiB, and 1 MiB
+ * over TCP: there the copying ways are fastest, of 16 KiB to 1 MiB. What arrives is compared in a
+ * pass of its own, first. What is sent lies in the arena; what is copied out goes into memory that
+ * was touched before: an RPC that allocates for each message is slower.
  */
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#include "rdtperf.h"
+#include "perf.h"
 
 #define MAX_BYTES ((size_t)64 << 20)
 #define CHUNKS UINT64_C(16) /* of a ring; half of them are one credit */
@@ -49,7 +46,7 @@ struct ring {
 
 struct ends {
     struct pair *pair;
-    const struct contest *settings;
+    const struct perf_options *options;
     rdt_region *source;
     char *made;      /* what is written into the source, again for each message */
     char *tensor;    /* what the copying ways deliver */
@@ -65,16 +62,17 @@ struct ends {
 static void
 send_to_slot(struct ends *e, size_t which)
 {
-    const uint64_t dims[RDT_MAX_NDIM] = {e->settings->len_bytes};
+    const uint64_t dims[RDT_MAX_NDIM] = {e->options->len_bytes};
     rdt_transfer *transfer;
     struct rdt_error err;
 
     pair_check(rdt_slot_tx_put(e->peers_slots[which], rdt_region_addr(e->source), dims,
                                PAIR_TIMEOUT_NS, &transfer, &err),
                &err, "rdt_slot_tx_put");
-    if (which == 0) /* of a dynamic one the receiver has read it only once the answer is here */
-        pair_check(rdt_transfer_wait(transfer, PAIR_TIMEOUT_NS, &err), &err, "rdt_transfer_wait");
-    rdt_transfer_free(transfer);
+    if (which == 0)
+        pair_finish(transfer);
+    else /* of a dynamic one the receiver has read it only once the answer is here */
+        rdt_transfer_free(transfer);
 }
 
 static void
@@ -84,7 +82,7 @@ take_from_slot(struct ends *e, size_t which)
     struct rdt_error err;
 
     pair_check(rdt_slot_get(e->slots[which], PAIR_TIMEOUT_NS, &view, &err), &err, "rdt_slot_get");
-    if (view.len_bytes != e->settings->len_bytes)
+    if (view.len_bytes != e->options->len_bytes)
         bench_fail("a slot has %llu bytes", (unsigned long long)view.len_bytes);
     e->got = view.addr;
 }
@@ -166,15 +164,15 @@ parse(const struct ends *e, const uint8_t *at)
     for (size_t i = 0; i < 4; i++)
         n += get_number(at + n, &fields[i]);
     if (fields[0] != RDT_U8 || fields[1] != 1 || fields[2] != fields[3] ||
-        fields[3] != e->settings->len_bytes)
+        fields[3] != e->options->len_bytes)
         bench_fail("a message describes another tensor");
 }
 
 /* Chunk i of a message lies at the same place in the ring and in the staging. */
 static size_t
-chunk_off(const struct contest *settings, uint64_t number)
+chunk_off(const struct perf_options *options, uint64_t number)
 {
-    return (size_t)(number % CHUNKS) * (DESCRIPTION_BYTES + settings->chunk_bytes);
+    return (size_t)(number % CHUNKS) * (DESCRIPTION_BYTES + options->chunk_bytes);
 }
 
 /* The first chunk of a message takes its description with it. */
@@ -184,7 +182,7 @@ pack(struct ends *e, const char *src, size_t len_bytes, size_t off, bool is_firs
     char *message = (char *)rdt_region_addr(e->ring.staging) + off;
 
     if (is_first)
-        describe((uint8_t *)message, e->settings->len_bytes);
+        describe((uint8_t *)message, e->options->len_bytes);
     memcpy(message + DESCRIPTION_BYTES, src, len_bytes);
     return is_first ? message : message + DESCRIPTION_BYTES;
 }
@@ -192,44 +190,42 @@ pack(struct ends *e, const char *src, size_t len_bytes, size_t off, bool is_firs
 static void
 send_through_ring(struct ends *e, bool is_packed)
 {
-    const struct contest *settings = e->settings;
+    const struct perf_options *options = e->options;
     const char *src = rdt_region_addr(e->source);
     struct ring *ring = &e->ring;
     rdt_transfer *transfer = NULL;
-    struct rdt_error err;
 
-    for (size_t done = 0, n; done < settings->len_bytes; done += n) {
-        const size_t left = settings->len_bytes - done;
+    for (size_t done = 0, n; done < options->len_bytes; done += n) {
+        const size_t left = options->len_bytes - done;
         const bool has_description = is_packed && done == 0;
 
-        n = left < settings->chunk_bytes ? left : settings->chunk_bytes;
+        n = left < options->chunk_bytes ? left : options->chunk_bytes;
         while (ring->sent - ring->credited == CHUNKS)
             take_notification(e);
-        const size_t off = chunk_off(settings, ring->sent++);
+        const size_t off = chunk_off(options, ring->sent++);
         const char *from = is_packed ? pack(e, src + done, n, off, has_description) : src + done;
         const size_t before = has_description ? DESCRIPTION_BYTES : 0;
 
         post(e, from, before + n, off + DESCRIPTION_BYTES - before, NOTIFY_CHUNK,
              left == n ? &transfer : NULL);
     }
-    pair_check(rdt_transfer_wait(transfer, PAIR_TIMEOUT_NS, &err), &err, "rdt_transfer_wait");
-    rdt_transfer_free(transfer);
+    pair_finish(transfer);
 }
 
 static void
 take_from_ring(struct ends *e, bool is_packed)
 {
-    const struct contest *settings = e->settings;
+    const struct perf_options *options = e->options;
     struct ring *ring = &e->ring;
 
-    for (size_t done = 0, n; done < settings->len_bytes; done += n) {
-        const size_t left = settings->len_bytes - done;
+    for (size_t done = 0, n; done < options->len_bytes; done += n) {
+        const size_t left = options->len_bytes - done;
 
-        n = left < settings->chunk_bytes ? left : settings->chunk_bytes;
+        n = left < options->chunk_bytes ? left : options->chunk_bytes;
         while (ring->arrived == ring->taken)
             take_notification(e);
         const uint8_t *at =
-            (const uint8_t *)rdt_region_addr(ring->region) + chunk_off(settings, ring->taken++);
+            (const uint8_t *)rdt_region_addr(ring->region) + chunk_off(options, ring->taken++);
 
         if (is_packed && done == 0)
             parse(e, at);
@@ -250,7 +246,7 @@ static const char *const way_names[WAYS] = {"slot", "dynamic", "copy", "serialis
 static void
 send_tensor(struct ends *e, size_t way)
 {
-    memcpy(rdt_region_addr(e->source), e->made, e->settings->len_bytes);
+    memcpy(rdt_region_addr(e->source), e->made, e->options->len_bytes);
     if (way <= WAY_DYNAMIC)
         send_to_slot(e, way);
     else
@@ -277,29 +273,25 @@ release_tensor(struct ends *e, size_t way)
 static void
 open_ends(struct ends *e, struct pair *p)
 {
-    const struct contest *settings = p->arg;
+    const struct perf_options *options = p->arg;
     const size_t ring_bytes =
-        chunk_off(settings, CHUNKS - 1) + DESCRIPTION_BYTES + settings->chunk_bytes;
+        chunk_off(options, CHUNKS - 1) + DESCRIPTION_BYTES + options->chunk_bytes;
     struct rdt_tensor_desc desc = {.struct_size = sizeof(desc), .dtype = RDT_U8, .ndim = 1};
     struct rdt_error err;
 
-    *e = (struct ends){.pair = p, .settings = settings};
-    for (int side = 0; side < 2; side++) {
-        if (p->side == side)
-            e->ring.region = pair_offer(p, ring_bytes);
-        else
-            e->ring.remote = pair_take_offer(p);
-        pair_barrier(p);
-    }
+    *e = (struct ends){.pair = p, .options = options};
+    const struct perf_regions regions = perf_swap_regions(p, ring_bytes);
+    e->ring.region = regions.own;
+    e->ring.remote = regions.other;
     pair_check(rdt_region_alloc(p->ctx, ring_bytes, RDT_REGION_ZERO, &e->ring.staging, &err), &err,
                "rdt_region_alloc");
-    pair_check(rdt_region_alloc(p->ctx, settings->len_bytes, RDT_REGION_ZERO, &e->source, &err),
+    pair_check(rdt_region_alloc(p->ctx, options->len_bytes, RDT_REGION_ZERO, &e->source, &err),
                &err, "rdt_region_alloc");
-    e->made = bench_map(settings->len_bytes, MAP_PRIVATE);
-    e->tensor = bench_map(settings->len_bytes, MAP_PRIVATE);
+    e->made = bench_map(options->len_bytes, MAP_PRIVATE);
+    e->tensor = bench_map(options->len_bytes, MAP_PRIVATE);
     for (size_t i = 0; i <= WAY_DYNAMIC; i++) {
         desc.kind = i == WAY_SLOT ? RDT_SLOT_STATIC : RDT_SLOT_DYNAMIC;
-        desc.dims[0] = i == WAY_SLOT ? settings->len_bytes : 0;
+        desc.dims[0] = i == WAY_SLOT ? options->len_bytes : 0;
         pair_check(rdt_slot_create(p->ep, way_names[i], &desc, &e->slots[i], &err), &err,
                    "rdt_slot_create");
         pair_check(rdt_slot_tx_open(p->ep, way_names[i], &desc, PAIR_TIMEOUT_NS, &e->peers_slots[i],
@@ -320,35 +312,33 @@ close_ends(struct ends *e)
     rdt_region_free(e->ring.region, NULL, NULL);
     rdt_region_free(e->ring.staging, NULL, NULL);
     rdt_region_free(e->source, NULL, NULL);
-    (void)munmap(e->made, e->settings->len_bytes);
-    (void)munmap(e->tensor, e->settings->len_bytes);
+    (void)munmap(e->made, e->options->len_bytes);
+    (void)munmap(e->tensor, e->options->len_bytes);
 }
 
-/* Round trips of one way. ns: of each, halved, for the side that begins; NULL: untimed. */
-static void
-go(struct ends *e, size_t way, size_t trips, struct bench_series *ns)
+static uint64_t
+run_trips(void *ends, const struct perf_way *way, uint64_t n)
 {
-    for (size_t i = 0; i < trips; i++) {
-        const uint64_t start_ns = bench_now_ns();
+    struct ends *e = ends;
 
+    for (; n > 0; n--) {
         if (e->pair->side == 0)
-            send_tensor(e, way);
-        take_tensor(e, way);
-        if (bench_sum(e->got, e->settings->len_bytes) != e->sum)
-            bench_fail("%s: another tensor came than was sent", way_names[way]);
-        release_tensor(e, way);
+            send_tensor(e, way->number);
+        take_tensor(e, way->number);
+        if (bench_sum(e->got, e->options->len_bytes) != e->sum)
+            bench_fail("%s: another tensor came than was sent", way->name);
+        release_tensor(e, way->number);
         if (e->pair->side == 1)
-            send_tensor(e, way);
-        if (ns != NULL)
-            bench_series_add(ns, (bench_now_ns() - start_ns) / 2);
+            send_tensor(e, way->number);
     }
+    return 0;
 }
 
 /* A tensor each way, compared; both sides. The receiver's is another one each time. */
 static void
 verify(struct ends *e)
 {
-    const size_t len_bytes = e->settings->len_bytes;
+    const size_t len_bytes = e->options->len_bytes;
 
     for (size_t way = 0; way < WAYS; way++) {
         for (int k = 0; k < 2; k++) {
@@ -370,37 +360,29 @@ verify(struct ends *e)
 }
 
 static void
-side(struct pair *p)
+run_side(struct pair *p)
 {
-    const struct contest *settings = p->arg;
-    struct bench_series ns[WAYS];
+    const struct perf_options *options = p->arg;
+    struct perf_way ways[WAYS];
     struct ends e;
-    char fields[128];
+    const struct perf_loop loop = {.ways = ways,
+                                   .ways_count = WAYS,
+                                   .ends = &e,
+                                   .sample = PERF_TRIP,
+                                   .item_bytes = 2.0 * (double)options->len_bytes};
 
+    for (size_t way = 0; way < WAYS; way++)
+        ways[way] = (struct perf_way){.name = way_names[way], .run = run_trips, .number = way};
     open_ends(&e, p);
     verify(&e);
-    for (size_t way = 0; way < WAYS; way++)
-        bench_series_init(&ns[way], way_names[way], settings->rounds * settings->count);
-    for (size_t round = 0; round < settings->rounds; round++) {
-        for (size_t way = 0; way < WAYS; way++) {
-            go(&e, way, bench_warm_up(settings->count), NULL);
-            go(&e, way, settings->count, p->side == 0 ? &ns[way] : NULL);
-        }
-    }
-    (void)snprintf(fields, sizeof(fields), "\"transport\": \"%s\", \"size\": %zu",
-                   settings->transport, settings->len_bytes);
-    for (size_t way = 0; way < WAYS; way++) {
-        if (p->side == 0)
-            bench_series_print(&ns[way], fields);
-        bench_series_free(&ns[way]);
-    }
+    perf_measure(p, options, &loop);
     close_ends(&e);
 }
 
 void
-perf_tensors(const struct contest *options)
+perf_tensors(const struct perf_options *options)
 {
     if (options->chunk_bytes % DESCRIPTION_BYTES != 0 || options->chunk_bytes > MAX_BYTES)
         bench_fail("--chunk is a multiple of %d up to %zu", DESCRIPTION_BYTES, MAX_BYTES);
-    contest_run(options, side, side);
+    perf_run(options, run_side, run_side);
 }

@@ -2,7 +2,7 @@
 
 A turn is a set of fresh processes in which both backends have a loop of each cell, one after the
 other, with the same burners (bench/workers/busy.py). A sample is the mean of one loop, so the
-samples of a cell are its rounds.
+samples of a cell are its rounds. A ratio is rdmatensor's figure over Gloo's.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import sys
 from collections.abc import Sequence
 
 from bench.benchlib.pairs import run_ranks
-from bench.benchlib.record import Record, number
+from bench.benchlib.record import Record, number, text
+from bench.benchlib.units import size_text, time_text
 from bench.suite import rounds, samples
 from bench.suite.collectives import OPERATIONS, by_key, over_ranks
-from bench.suite.peers import OURS, Peer
-from bench.suite.settings import Settings
+from bench.suite.layout import geometric, layout
+from bench.suite.peers import RDMATENSOR, Peer
+from bench.suite.settings import KIB, Settings
 
 TOPIC = "busy"
 GLOO = "gloo"
@@ -45,7 +47,7 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
     numbers = _RANKS if settings.ranks is None else (settings.ranks,)
     if settings.is_quick and settings.ranks is None:
         numbers = _QUICK_RANKS
-    backends = [OURS, *(peer.name for peer in peers)]
+    backends = [RDMATENSOR, *(peer.name for peer in peers)]
     turns, estimate_s = [], 0.0
     for ranks in numbers:
         words = words_of(settings, ranks)
@@ -130,10 +132,10 @@ def record_of(of_ranks: list[Record], transport: str) -> Record:
         name: samples.quantile(over_ranks(of_ranks, name, max), 0.5)
         for name in ("p50_ns", "p99_ns")
     }
-    shared = ("contestant", "op", "size", "moved_bytes", "ranks", "kind", "burners", "between_ms")
+    shared = ("name", "op", "size", "moved_bytes", "ranks", "kind", "burners", "between_ms")
     fields: Record = {
         "topic": TOPIC,
-        "peer": first["contestant"],
+        "peer": first["name"],
         "transport": transport,
         "language": "torch",
         "timed": timed_of(first),
@@ -151,3 +153,91 @@ def timed_of(record: Record) -> str:
     count, between_ms = int(number(record, "burners")), number(record, "between_ms")
     burners = f"{count} {KINDS[str(record['kind'])]}" if count else IDLE
     return f"{burners}, {between_ms:g} ms between" if between_ms else burners
+
+
+# ---- Tables -------------------------------------------------------------------------------------
+
+SMALL_BYTES = 64 * KIB  # up to here, ratios have a mean of their own
+_WAIT_MOST_NS = 2e6  # processor time of a rank that waits for 100 ms
+CELL_HEADS = ("call", "with", "mean", "Gloo's", "ratio", "worst", "p99", "CPU", "Gloo's")
+LOAD_HEADS = ("ranks", "with", "cells", "to 64 KiB", "above", "slower", "slowest cell")
+Pair = tuple[Record, Record]  # rdmatensor's record of a cell, and Gloo's
+
+
+def pairs_of(records: Sequence[Record]) -> list[Pair]:
+    """Return the cells that both backends have."""
+    found: dict[tuple[object, ...], dict[str, Record]] = {}
+    for one in records:
+        key = tuple(one.get(name) for name in ("ranks", "transport", "op", "size", "timed"))
+        found.setdefault(key, {})[text(one, "name")] = one
+    return [(of[RDMATENSOR], of[GLOO]) for of in found.values() if {RDMATENSOR, GLOO} <= set(of)]
+
+
+def _cell_name(record: Record) -> str:
+    size = number(record, "size")
+    return f"{text(record, 'op')} {size_text(size)}" if size else text(record, "op")
+
+
+def _ratio(pair: Pair) -> float:
+    return number(pair[0], "median_ns") / number(pair[1], "median_ns")
+
+
+def cell_rows(pairs: Sequence[Pair]) -> list[tuple[str, ...]]:
+    """Return a line for each cell; the mean, p99 and processor time are medians of its rounds."""
+    return [
+        (
+            f"{_cell_name(own)}, {own['ranks']} ranks, {own['transport']}",
+            text(own, "timed"),
+            *(time_text(number(one, "median_ns")) for one in (own, gloo)),
+            f"{_ratio((own, gloo)):.2f}",
+            time_text(max(samples.raw_of(own))),
+            time_text(number(own, "p99_ns")),
+            *(time_text(number(one, "call_cpu_ns")) for one in (own, gloo)),
+        )
+        for own, gloo in pairs
+    ]
+
+
+def load_rows(pairs: Sequence[Pair]) -> list[tuple[str, ...]]:
+    """Return a line for each load: geometric means of the ratios, and the slowest cell."""
+    loads: dict[tuple[str, str], list[Pair]] = {}
+    for pair in pairs:
+        if pair[0]["op"] != WAIT:
+            group = f"{pair[0]['ranks']} ranks, {pair[0]['transport']}"
+            loads.setdefault((group, text(pair[0], "timed")), []).append(pair)
+    lines = []
+    for (group, timed), of_load in loads.items():
+        sides: tuple[list[float], list[float]] = ([], [])
+        for pair in of_load:
+            sides[number(pair[0], "size") > SMALL_BYTES].append(_ratio(pair))
+        worst = max(of_load, key=_ratio)
+        slower = sum(ratio > 1 for side in sides for ratio in side)
+        means = (f"{geometric(side):.2f}" if side else "-" for side in sides)
+        last = f"{_cell_name(worst[0])}: {_ratio(worst):.2f}"
+        lines.append((group, timed, str(len(of_load)), *means, str(slower), last))
+    return lines
+
+
+def show(records: Sequence[Record]) -> str:
+    """All cells, means of each load, and what a rank spends while it waits."""
+    pairs = pairs_of(records)
+    waits = [
+        f"a rank waits 100 ms in a barrier, {own['ranks']} ranks, {own['transport']}, "
+        f"{own['timed']}: CPU {time_text(number(own, 'call_cpu_ns'))}, Gloo's "
+        f"{time_text(number(gloo, 'call_cpu_ns'))}; wanted: at most {time_text(_WAIT_MOST_NS)}: "
+        f"{'met' if number(own, 'call_cpu_ns') <= _WAIT_MOST_NS else 'NOT met'}"
+        for own, gloo in pairs
+        if own["op"] == WAIT
+    ]
+    if not pairs:
+        alone = [
+            (
+                f"{_cell_name(one)}, {one['ranks']} ranks, {one['transport']}",
+                text(one, "timed"),
+                samples.tail_text(one, "median_ns"),
+            )
+            for one in records
+        ]
+        return layout(("call", "with", "mean"), alone)
+    tables = [layout(CELL_HEADS, cell_rows(pairs)), layout(LOAD_HEADS, load_rows(pairs))]
+    return "\n\n".join([*tables, "\n".join(waits)])

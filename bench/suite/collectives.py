@@ -4,6 +4,11 @@ A turn is a set of fresh processes in which the backends alternate (bench/worker
 MPI has a turn of its own, since mpirun starts its processes. Bandwidths are nccl-tests': algbw is
 size / time; busbw is algbw times a factor that makes the operations comparable with the speed of
 what connects the ranks.
+
+`bench hosts`: ranks with the same digit in the layout share memory; others take each other for
+remote (RDMATENSOR_TEST_HOST) and use TCP over loopback. Each algorithm is a name of its own;
+"auto" is the library's choice. All ranks share this machine's cores: the work is compared, not a
+network.
 """
 
 from __future__ import annotations
@@ -16,32 +21,26 @@ from bench.benchlib import mpi
 from bench.benchlib.pairs import run_ranks
 from bench.benchlib.record import Record, number, text
 from bench.suite import rounds, samples, verbs
-from bench.suite.peers import OURS, Peer
+from bench.suite.peers import RDMATENSOR, Peer
 from bench.suite.settings import PLAIN, ROWS, VERBS, Settings
 
 OPERATIONS = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "broadcast",
-    "all_to_all",
-    "reduce",
-    "gather",
-    "scatter",
-    "send",
-    "barrier",
+    *("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"),
+    *("reduce", "gather", "scatter", "send", "barrier"),
 )
 COPY_FLOOR = "copy floor"
 NOTHING = "does nothing"
-_QUICK_RANKS = (2,)
-_FULL_RANKS = (2, 4, 8, 16)
+HOSTS = "hosts"
+_LAYOUT = "0011"
+_HOSTS_OPERATIONS = ("all_reduce", "broadcast", "barrier")
+ALGORITHMS = ("hierarchical", "auto", "messages", "ring", "halving-doubling", "tree")
 _VERBS_OPERATIONS = ("all_reduce", "all_gather")
 _TURN_PATIENCE_S = 900.0
 _BACKENDS = {"floor": "fake", "gloo": "gloo"}  # of a peer
 _MPI = "mpi"
-# Worker's name of it -> contestant, peer, how it waits.
+# Worker's name -> name in tables, peer, how it waits.
 _WHO = {
-    "rdmatensor": (OURS, OURS, "spins, then sleeps"),
+    RDMATENSOR: (RDMATENSOR, RDMATENSOR, "spins, then sleeps"),
     "gloo": ("gloo", "gloo", "sleeps"),
     "fake": (NOTHING, "floor", "never"),
     "copies": (COPY_FLOOR, "floor", "never"),
@@ -65,10 +64,10 @@ def bus_factor(operation: str, ranks: int) -> float:
 def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) -> list[Record]:
     """Let all have their turns; return a record for each backend, operation, size and path."""
     is_short = settings.is_quick or VERBS in settings.transports
-    default = _QUICK_RANKS if is_short else _FULL_RANKS
+    default = (2,) if is_short else (2, 4, 8, 16)
     numbers = default if settings.ranks is None else (settings.ranks,)
     present = [peer.name for peer in peers]
-    backends = [OURS, *(_BACKENDS[name] for name in present if name in _BACKENDS)]
+    backends = [RDMATENSOR, *(_BACKENDS[name] for name in present if name in _BACKENDS)]
     turns: list[tuple[str, rounds.Turn]] = []
     for ranks in numbers:
         for transport in settings.transports:
@@ -78,24 +77,47 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
             torch = functools.partial(_torch_turn, transport, ranks, backends + copies, words)
             turns.append((what, torch))
             if _MPI in present and transport != VERBS:
-                turns.append(
-                    (f"MPI, {what}", functools.partial(_mpi_turn, transport, ranks, words))
-                )
+                mpi_turn = functools.partial(_mpi_turn, transport, ranks, words)
+                turns.append((f"MPI, {what}", mpi_turn))
     if VERBS in settings.transports and verbs.PERFTEST in present:
         turns += verbs.write_turns(settings)
     seconds = settings.seconds_of("collectives")
     found, failed = rounds.take(
         turns, settings.rounds_of(), seconds, progress, is_strict=settings.is_quick
     )
-    return [
-        with_bandwidth({**one, "cores": settings.cores}) for one in samples.merge(found)
-    ] + failed
+    merged = samples.merge(found)
+    return [with_bandwidth({**one, "cores": settings.cores}) for one in merged] + failed
+
+
+def measure_hosts(settings: Settings, peers: list[Peer], progress: rounds.Progress) -> list[Record]:
+    """Let all algorithms, and Gloo, have their turns with the ranks of a layout."""
+    layout = settings.layout or _LAYOUT
+    backends = [f"{RDMATENSOR}:{name}" for name in ALGORITHMS] + [peer.name for peer in peers]
+    words = (
+        *("--layout", layout, "--ranks", str(len(layout)), "--backends", ",".join(backends)),
+        *("--operations", ",".join(_HOSTS_OPERATIONS), "--rounds", "8"),
+        *("--sizes", ",".join(map(str, settings.sizes_of(HOSTS)))),
+    )
+
+    def turn() -> list[Record]:
+        printed = run_ranks("collectives", 1, "--forked", *words, timeout_s=_TURN_PATIENCE_S)
+        found = []
+        for of_ranks in by_key(printed).values():
+            record = record_of(of_ranks, "shm within hosts, tcp between")
+            name = text(of_ranks[0], "name").removeprefix(f"{RDMATENSOR}:")
+            found.append({**record, "topic": HOSTS, "name": name, "layout": layout})
+        return found
+
+    count = settings.rounds or 3
+    turns = [(layout, turn)]
+    records, failed = rounds.take(turns, count, settings.seconds_of(HOSTS), progress)
+    return [with_bandwidth(one) for one in samples.merge(records)] + failed
 
 
 def words_of(settings: Settings, ranks: int, *, is_first: bool) -> list[str]:
-    """Return what all workers of a turn are told; is_first: of the fewest ranks.
+    """Return the options of all workers of a turn; is_first: of the fewest ranks.
 
-    Rows that nobody asked for are measured with those only, and send only of two ranks.
+    Rows that were not asked for are measured with those only, and send only of two ranks.
     """
     is_short = settings.is_quick or VERBS in settings.transports
     ways = settings.rows or ((PLAIN, *ROWS) if is_first and not is_short else (PLAIN,))
@@ -118,28 +140,21 @@ def with_bandwidth(record: Record) -> Record:
     if record["op"] == "barrier":
         return record
     moved, ranks = number(record, "moved_bytes"), int(number(record, "ranks"))
-    cost = (
-        {"cpu_s_per_gb": number(record, "call_cpu_ns") / moved} if "call_cpu_ns" in record else {}
-    )
+    found = dict(record)
+    if "call_cpu_ns" in record:
+        found["cpu_s_per_gb"] = number(record, "call_cpu_ns") / moved
     taken_ns = net_ns(record)
-    if taken_ns <= 0:
-        return {**record, **cost}
-    algorithm = moved / taken_ns
-    bus = algorithm * bus_factor(text(record, "op"), ranks)
-    return {
-        **record,
-        **cost,
-        "algbw_gb_per_s": round(algorithm, 6),
-        "busbw_gb_per_s": round(bus, 6),
-    }
+    if taken_ns > 0:
+        factor = bus_factor(text(record, "op"), ranks)
+        found["algbw_gb_per_s"] = round(moved / taken_ns, 6)
+        found["busbw_gb_per_s"] = round(moved / taken_ns * factor, 6)
+    return found
 
 
 def net_turns(record: Record) -> list[list[float]]:
     """Return each turn's samples without the same loop's median that does not communicate.
 
     They may be below 0. Each is without that of its own turn, as what slows a turn down slows both.
-    Where a file does not have it (is_net_of_one_loop), all are without that of the turn in the
-    middle.
     """
     is_of_many = "turns" in record  # a turn by itself has only samples
     turns = samples.turns_of(record) if is_of_many else [samples.raw_of(record)]
@@ -158,11 +173,6 @@ def net_samples(record: Record) -> Sequence[float]:
 def net_ns(record: Record) -> float:
     """Return the median of net_samples()."""
     return samples.quantile(net_samples(record), 0.5)
-
-
-def is_net_of_one_loop(record: Record) -> bool:
-    """Whether of all turns only one median of the loop without communication is known."""
-    return "loop_ns" in record and samples.LOOPS not in record
 
 
 def _torch_turn(transport: str, ranks: int, backends: list[str], words: list[str]) -> list[Record]:
@@ -185,10 +195,10 @@ def _mpi_turn(transport: str, ranks: int, words: list[str]) -> list[Record]:
 
 
 def by_key(printed: list[Record]) -> dict[tuple[object, ...], list[Record]]:
-    """Bring together what the ranks say of the same thing."""
+    """Bring together what the ranks print of the same thing."""
     found: dict[tuple[object, ...], list[Record]] = {}
     for record in printed:
-        key = tuple(record.get(name) for name in ("contestant", "op", "size", "ranks", "row"))
+        key = tuple(record.get(name) for name in ("name", "op", "size", "ranks", "row"))
         found.setdefault(key, []).append(record)
     return found
 
@@ -199,20 +209,18 @@ def record_of(of_ranks: list[Record], transport: str) -> Record:
     The tails are of single calls, again of the slowest rank of each.
     """
     first = of_ranks[0]
-    contestant, peer, waits = _WHO[text(first, "contestant").partition(":")[0]]
+    name, peer, waits = _WHO[text(first, "name").partition(":")[0]]
     ranks = int(number(first, "ranks"))
+    shared = {key: first[key] for key in ("op", "size", "moved_bytes", "row")}
     fields: Record = {
         "topic": "collectives",
-        "contestant": contestant,
+        "name": name,
         "peer": peer,
         "transport": transport,
-        "op": first["op"],
-        "size": first["size"],
-        "moved_bytes": first["moved_bytes"],
+        **shared,
         "ranks": ranks,
         "language": "torch",
         "timed": TIMED[text(first, "row")],
-        "row": first["row"],
         "waits": waits or mpi.waits(ranks),
         "call_cpu_ns": samples.quantile(over_ranks(of_ranks, "cpu_ns", sum), 0.5),
     }
@@ -227,8 +235,5 @@ def over_ranks(
     of_ranks: list[Record], name: str, join: Callable[[tuple[int, ...]], int]
 ) -> list[int]:
     """Return what each round, or call, was for all ranks together."""
-    return [join(several) for several in zip(*(_ints(one, name) for one in of_ranks), strict=True)]
-
-
-def _ints(record: Record, name: str) -> list[int]:
-    return cast("list[int]", record[name])
+    several = (cast("list[int]", one[name]) for one in of_ranks)
+    return [join(of) for of in zip(*several, strict=True)]

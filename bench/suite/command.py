@@ -1,4 +1,4 @@
-"""Measure what rdmatensor does on this machine, beside what else could be used for it.
+"""Measure rdmatensor on this machine, and what else could be used in its place.
 
     rdmatensor bench [TOPIC] [--quick] [--peers a,b] [--transport shm|tcp|verbs] [--ranks N]
                      [--models a,b] [--rows a,b] [--converge MODEL] [--out FILE.json] [--report DIR]
@@ -29,9 +29,7 @@ from bench.benchlib.record import Record, Result, Run, write
 from bench.suite import (
     busy,
     collectives,
-    copies,
     costs,
-    hosts,
     links,
     models,
     p2p,
@@ -42,7 +40,6 @@ from bench.suite import (
     setup,
     tables,
 )
-from bench.suite.model import HOST_SIZES, RANKS_PER_HOST
 from bench.suite.settings import (
     ASKED_FOR,
     MOST_BYTES,
@@ -59,8 +56,9 @@ _MAX_BURNERS = 64
 _NOT_JUDGED = 3
 _MAX_BYTES = 1 << 30  # of messages in a row
 Measure = Callable[[Settings, list[peers.Peer], rounds.Progress], list[Record]]
-_MODULES = (p2p, collectives, setup, scale, busy, models, hosts, costs, copies, links)
+_MODULES = (p2p, collectives, setup, scale, busy, models, costs, links)
 _MEASURES: dict[str, Measure] = {one.__name__.rpartition(".")[2]: one.measure for one in _MODULES}
+_MEASURES["hosts"] = collectives.measure_hosts
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,18 +87,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--converge", choices=models.NAMES, help="models: its loss over seconds")
     parser.add_argument("--sizes", type=_sizes, default=(), help="bytes, separated by commas")
-    parser.add_argument("--rounds", type=_positive, default=0, help="turns of each contestant")
+    parser.add_argument("--rounds", type=_positive, default=0, help="turns of each peer")
     parser.add_argument("--seconds", type=_above_zero, default=0.0, help="for the turns of a topic")
     parser.add_argument("--nic-latency-us", type=_above_zero, help="scale: a NIC's, one way")
     parser.add_argument("--nic-gbit", type=_above_zero, help="scale: its rate, 10^9 bit/s")
-    parser.add_argument("--nic-qp-kib", type=_above_zero, help="scale: its memory for each peer")
-    parser.add_argument(
-        "--ranks-per-host",
-        type=int,
-        choices=HOST_SIZES,
-        default=0,
-        help=f"scale: ranks of a host, of hosts that have several; {RANKS_PER_HOST} by default",
-    )
     parser.add_argument("--layout", default="", help="hosts: a digit for each rank's, as 0011")
     parser.add_argument("--rate", default="", help="links, models: of the rig's link, as 16mbit")
     parser.add_argument("--plans", type=Path, help="models on two hosts: a folder of plans")
@@ -198,8 +188,6 @@ def settings_of(chosen: argparse.Namespace) -> Settings:
         sizes=chosen.sizes,
         rounds=chosen.rounds,
         nic=None if chosen.nic_gbit is None else (chosen.nic_latency_us, chosen.nic_gbit),
-        nic_qp_kib=chosen.nic_qp_kib,
-        ranks_per_host=chosen.ranks_per_host,
         models=chosen.models,
         rows=chosen.rows,
         converge=chosen.converge or "",
@@ -219,7 +207,7 @@ _OPTION_TOPICS = {
     "models": ("models",),
     "rows": ("collectives",),
     "converge": ("models",),
-    "sizes": ("p2p", "collectives", "scale", "busy", "hosts", "copies"),
+    "sizes": ("p2p", "collectives", "scale", "busy", "hosts"),
     "layout": ("hosts",),
     "rate": ("links", "models"),
     "plans": ("models",),
@@ -229,8 +217,6 @@ _OPTION_TOPICS = {
     "kinds": ("busy",),
     "between_ms": ("busy",),
     "nic_gbit": ("scale",),
-    "nic_qp_kib": ("scale",),
-    "ranks_per_host": ("scale",),
 }
 
 
@@ -247,7 +233,7 @@ def measure(settings: Settings, command: str, kept: Path | None = None) -> Resul
 
     kept: where what there is so far is written after each topic.
     """
-    if {"p2p", "scale", "costs"} & set(settings.topics):
+    if {"p2p", "costs"} & set(settings.topics):
         sys.stderr.write("building the programs\n")
         programs.build()
     runs: list[Run] = []
@@ -284,8 +270,6 @@ def _run(words: Sequence[str]) -> int:
     chosen = parser.parse_args(words)
     if (chosen.nic_gbit is None) != (chosen.nic_latency_us is None):
         parser.error("--nic-latency-us and --nic-gbit go together")
-    if chosen.nic_qp_kib is not None and chosen.nic_gbit is None:
-        parser.error("--nic-qp-kib: of which NIC? --nic-latency-us and --nic-gbit say it")
     _refuse_ignored(parser, chosen)
     settings = settings_of(chosen)
     if VERBS in settings.transports and not rig.is_here():
@@ -312,7 +296,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def noise_line(result: Result) -> str:
-    """Say how busy others kept the machine."""
+    """Return how busy others kept the machine."""
     busiest = max((run.foreign_cpus for run in result.runs), default=0.0)
     return f"cores that others kept busy meanwhile: {busiest:.2f} of {result.machine['cores']}"
 
@@ -324,8 +308,8 @@ def _compare(words: Sequence[str]) -> int:
         prog="rdmatensor bench compare",
         description=compare.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Exit status: 0; 1: one of our rows is worse or gone; 2: nothing can be compared; "
-        "3: nothing was judged, as no row has three turns on each side.",
+        epilog="Exit status: 0; 1: a row of rdmatensor is worse or gone; 2: nothing can be "
+        "compared; 3: nothing was judged, as no row has three turns on each side.",
     )
     parser.add_argument("before", type=Path, metavar="A.json")
     parser.add_argument("after", type=Path, metavar="B.json")
@@ -354,9 +338,9 @@ def _has_matplotlib() -> bool:
 
 
 def _write_page(result: Result, folder: Path) -> None:
-    from bench.suite import page  # matplotlib comes with it
+    from bench.suite import plots  # matplotlib comes with it
 
-    sys.stderr.write(f"report: {page.write(result, folder)}\n")
+    sys.stderr.write(f"report: {plots.write(result, folder)}\n")
 
 
 def _report(words: Sequence[str]) -> int:

@@ -4,24 +4,22 @@ Three things make the same code differ from run to run, and each has its answer 
 
 Samples scatter. The figure of each row is the ratio of the medians of all samples, B to A. Samples
 of one turn resemble each other, since they share processes, their placement and a moment's load; so
-a test that takes each sample for an independent one (Mann-Whitney on all of them) calls nearly
-everything significant. Instead whole turns are drawn again, with replacement, and samples within
-them: the bootstrap in two stages. The interval from the 0.5th to the 99.5th hundredth of the ratios
-that come of it is the noise of the row. With fewer than three turns on a side there is no verdict.
+a test that takes each sample for an independent one calls nearly everything significant. Instead
+whole starts of processes are drawn again, with replacement, turns within them, and samples within
+these: the bootstrap in three stages. The interval from the 0.5th to the 99.5th hundredth of the
+ratios is the noise of the row. With fewer than three turns on a side there is no verdict.
 
-Machines drift. What is not ours - floors, and rivals that are not made of our transports - is the
-same in both results; if it moved in the same cell (topic, operation, path, size, ranks), the
-machine did. The median of how far those moved, either way, is what the row has to move beyond.
+Machines drift. What is not rdmatensor's - floors and other libraries - is the same in both results;
+if it moved in the same cell (topic, operation, path, size, ranks), the machine did. The median of
+how far those moved, either way, is what the row has to move beyond.
 
 Small differences are of no use even if they are real. A row counts only if its whole interval lies
-beyond the limit: 5 %, or the drift where that is more. With some tens of rows the interval alone
-would call one of a hundred by chance; that it has to lie wholly beyond the limit makes that rarer.
+beyond the limit: 5 %, or the drift where that is more.
 
-Only our rows are judged, and only by their medians: tails of a run on a shared machine say more of
-the machine. A row of ours that only A has is gone, which is a regression: unless B was not asked
-for it, by its topic or its options, and has nobody else in the same cell, or says that it had no
-time for some of the topic. The draws begin with the same seed each time, so that a comparison can
-be repeated.
+Only rows of rdmatensor are judged, and only by their medians. A row that only A has is gone, which
+is a regression: unless B was not asked for it, by its topic or its options, and has no other row in
+the same cell, or says that it had no time for some of the topic. The draws begin with the same seed
+each time, so that a comparison can be repeated.
 """
 
 from __future__ import annotations
@@ -34,21 +32,27 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.benchlib.record import Record, Result, load, number, text
 from bench.benchlib.units import size_text, time_text
-from bench.suite import draws, samples, tables
+from bench.suite import samples, tables
 from bench.suite.layout import layout
-from bench.suite.peers import COPIES, OURS
+from bench.suite.peers import COPIES, RDMATENSOR
 from bench.suite.settings import PLAIN, TOPICS
 
 SMALLEST_EFFECT = 0.05
+MIN_TURNS = 3  # with processes of their own
+DRAWS = 1000
+SEED = 20_240_601
+TAIL = 0.005  # left out at either end
+_MOST_PER_TURN = 100  # samples of a turn that are drawn from, evenly spread
 _MACHINE = ("processor", "family_model", "cores", "is_virtual")
 _NOTED = ("kernel", "libc", "python", "versions", "huge_pages", "congestion_control")
-
-Verdict = Literal["same", "worse", "better", "too few turns", "gone"]
-# Options, each with its value, that do not say which of our rows are measured.
+# Options, each with its value, that do not say which of rdmatensor's rows are measured.
 _OF_NO_ROW = ("--peers", "--rounds", "--out", "--report")
+Starts = Sequence[Sequence[Sequence[int]]]  # the samples of each turn, by the processes' start
+Verdict = Literal["same", "worse", "better", "too few turns", "gone"]
 
 
 class NotComparable(Exception):
@@ -57,7 +61,7 @@ class NotComparable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One of our rows in both results; ratio: B's time over A's, with its interval.
+    """A row of rdmatensor in both results; ratio: B's time over A's, with its interval.
 
     Of a row that is gone all but A's time is nan.
     """
@@ -81,45 +85,48 @@ def read(path: Path) -> Result:
 
 
 def compare(before: Result, after: Result) -> list[Line]:
-    """Return a line for each of our rows that both results have, and for those that are gone.
+    """Return a line for each of rdmatensor's rows that both results have, and for those gone.
 
     Raises NotComparable: other machines, other units, nothing in common.
     """
     for name in _MACHINE:
-        ours, theirs = before.machine.get(name), after.machine.get(name)
-        if ours != theirs:
-            raise NotComparable(f"other machine: {name} is {ours!r} and {theirs!r}")
+        both = before.machine.get(name), after.machine.get(name)
+        if both[0] != both[1]:
+            raise NotComparable(f"other machine: {name} is {both[0]!r} and {both[1]!r}")
     rows = [_rows(result) for result in (before, after)]
-    common = [key for key in rows[0] if key in rows[1]]
-    pairs = [(rows[0][key], rows[1][key]) for key in common]
+    pairs = [(rows[0][key], rows[1][key]) for key in rows[0] if key in rows[1]]
     for one, other in pairs:
         if one["unit"] != other["unit"]:
             raise NotComparable(f"other unit: {one['unit']!r} and {other['unit']!r}")
     lines = [
         line_of(one, other, drift(one, pairs))
         for one, other in pairs
-        if one["peer"] == other["peer"] == OURS
+        if one["peer"] == other["peer"] == RDMATENSOR
     ]
     if not lines:
-        raise NotComparable("the results have none of our rows in common")
+        raise NotComparable("the results have no row of rdmatensor in common")
     vanished = [
         row
         for key, row in rows[0].items()
-        if row["peer"] == OURS and key not in rows[1] and _was_due(row, before, after)
+        if row["peer"] == RDMATENSOR and key not in rows[1] and _was_due(row, before, after)
     ]
-    return lines + [_gone(row) for row in vanished]
+    nan = math.nan
+    return lines + [
+        Line(_name(row), number(row, "median_ns"), nan, nan, nan, nan, nan, "gone")
+        for row in vanished
+    ]
 
 
 def _was_due(row: Record, before: Result, after: Result) -> bool:
-    """Whether a result that lacks our row should have it: others stand there, or it was asked."""
+    """Whether a result that lacks a row should have it: others stand there, or it was asked."""
     records = [record for run in after.runs for record in run.records]
-    cell = tables.cell_of(row)
-    if any("left_out" in record and record["topic"] == row["topic"] for record in records):
+    of_topic = [record for record in records if record["topic"] == row["topic"]]
+    if any("left_out" in record for record in of_topic):
         return False  # it says what there was no time for, of which this may be
+    cell = tables.cell_of(row)
     if any(tables.cell_of(record) == cell for record in tables.measured(records)):
         return True
-    has_topic = any(record["topic"] == row["topic"] for record in records)
-    return has_topic and _asked(before) == _asked(after)
+    return bool(of_topic) and _asked(before) == _asked(after)
 
 
 def _asked(result: Result) -> list[str]:
@@ -136,13 +143,8 @@ def _asked(result: Result) -> list[str]:
     return sorted(kept)
 
 
-def _gone(row: Record) -> Line:
-    nan = math.nan
-    return Line(_name(row), number(row, "median_ns"), nan, nan, nan, nan, nan, "gone")
-
-
 def notes(before: Result, after: Result) -> list[str]:
-    """Say what else differs between two results that can be compared."""
+    """Return what else differs between two results that can be compared."""
     found = [
         f"{name}: {before.machine.get(name)} and {after.machine.get(name)}"
         for name in _NOTED
@@ -159,52 +161,56 @@ def _rows(result: Result) -> dict[tuple[object, ...], Record]:
 
 
 def drift(row: Record, pairs: Sequence[tuple[Record, Record]]) -> float:
-    """Return by how much what is not ours moved in a row's cell: 0.1 is a tenth, either way."""
+    """Return by how much the others moved in a row's cell: 0.1 is a tenth, either way."""
     moved = [
         abs(math.log(number(other, "median_ns") / number(one, "median_ns")))
         for one, other in pairs
-        if one["peer"] not in (OURS, COPIES) and tables.cell_of(one) == tables.cell_of(row)
+        if one["peer"] not in (RDMATENSOR, COPIES) and tables.cell_of(one) == tables.cell_of(row)
     ]
     return math.exp(samples.quantile(moved, 0.5)) - 1 if moved else 0.0
 
 
 def line_of(before: Record, after: Record, moved: float) -> Line:
-    """Judge one row; moved: what drift() says of its cell."""
-    ratio = number(after, "median_ns") / number(before, "median_ns")
-    limit = max(SMALLEST_EFFECT, moved)
+    """Judge one row; moved: the drift of its cell."""
+    before_ns, after_ns = (number(one, "median_ns") for one in (before, after))
+    ratio, limit = after_ns / before_ns, max(SMALLEST_EFFECT, moved)
     both = [list(samples.starts_of(record).values()) for record in (before, after)]
     low = high = ratio
     verdict: Verdict = "too few turns"
-    if min(map(len, both)) >= draws.MIN_TURNS:
+    if min(map(len, both)) >= MIN_TURNS:
         low, high = interval(*both)
-        verdict = judge(low, high, limit)
-    return Line(
-        what=_name(before),
-        before_ns=number(before, "median_ns"),
-        after_ns=number(after, "median_ns"),
-        ratio=ratio,
-        low=low,
-        high=high,
-        limit=limit,
-        verdict=verdict,
+        verdict = "same"
+        if low > 1 + limit:
+            verdict = "worse"
+        elif high < 1 / (1 + limit):
+            verdict = "better"
+    return Line(_name(before), before_ns, after_ns, ratio, low, high, limit, verdict)
+
+
+def interval(before: Starts, after: Starts) -> tuple[float, float]:
+    """Return between what the ratio of medians lies, but for the tails."""
+    chance = np.random.default_rng(SEED)
+    drawn = [_medians(starts, chance) for starts in (before, after)]
+    ordered = np.sort(drawn[1] / drawn[0]).tolist()
+    return samples.quantile(ordered, TAIL), samples.quantile(ordered, 1 - TAIL)
+
+
+def _medians(starts: Starts, chance: np.random.Generator) -> NDArray[np.float64]:
+    """Return the median of each draw; all turns weigh the same."""
+    kept = min(_MOST_PER_TURN, *(len(turn) for turns in starts for turn in turns))
+    count = min(map(len, starts))  # turns of a start that are drawn
+    thinned = np.array(
+        [
+            [[turn[i * len(turn) // kept] for i in range(kept)] for turn in turns[:count]]
+            for turns in starts
+        ]
     )
-
-
-def judge(low: float, high: float, limit: float) -> Verdict:
-    """Return what an interval of ratios means."""
-    if low > 1 + limit:
-        return "worse"
-    return "better" if high < 1 / (1 + limit) else "same"
-
-
-def interval(before: draws.Starts, after: draws.Starts) -> tuple[float, float]:
-    """Return where the ratio of medians lies: turns are drawn, then samples within them.
-
-    The results are of two runs, so that each draws turns of its own.
-    """
-    chance = np.random.default_rng(draws.SEED)
-    drawn = [draws.medians(starts, chance, chance) for starts in (before, after)]
-    return draws.interval(drawn[1] / drawn[0])
+    start = chance.integers(len(starts), size=(DRAWS, len(starts), 1))
+    turn = chance.integers(count, size=(DRAWS, len(starts), count))
+    sample = chance.integers(kept, size=(DRAWS, len(starts), count, kept))
+    values = thinned[start[..., None], turn[..., None], sample]
+    drawn: NDArray[np.float64] = np.median(values.reshape(DRAWS, -1), axis=1)
+    return drawn
 
 
 def _name(record: Record) -> str:
@@ -219,33 +225,21 @@ def _name(record: Record) -> str:
         how += [str(record[name]) for name in ("timed", "wait") if record.get(name)]
     if record.get("language") == "Python":
         how.append("Python")
-    return ", ".join([f"{' '.join(parts)}: {record['contestant']}", *how])
+    return ", ".join([f"{' '.join(parts)}: {record['name']}", *how])
 
 
 def table(lines: Sequence[Line]) -> str:
     """Lay out all lines; times are medians."""
-    heads = ("what", "verdict", "A", "B", "B/A", "99 % of draws", "limit")
-    return layout(
-        heads,
-        [
-            (
-                line.what,
-                line.verdict,
-                time_text(line.before_ns),
-                *_figures(line),
+    rows = []
+    for line in lines:
+        figures = ("-", "-", "-", "-")
+        if line.verdict != "gone":
+            low_high = f"{line.low:.3f} to {line.high:.3f}"
+            figures = (
+                time_text(line.after_ns),
+                f"{line.ratio:.3f}",
+                low_high if line.verdict != "too few turns" else "-",
+                f"{100 * line.limit:.0f} %",
             )
-            for line in lines
-        ],
-    )
-
-
-def _figures(line: Line) -> tuple[str, ...]:
-    """What a table says of B."""
-    if line.verdict == "gone":
-        return "-", "-", "-", "-"
-    return (
-        time_text(line.after_ns),
-        f"{line.ratio:.3f}",
-        f"{line.low:.3f} to {line.high:.3f}" if line.verdict != "too few turns" else "-",
-        f"{100 * line.limit:.0f} %",
-    )
+        rows.append((line.what, line.verdict, time_text(line.before_ns), *figures))
+    return layout(("what", "verdict", "A", "B", "B/A", "99 % of draws", "limit"), rows)

@@ -1,7 +1,7 @@
-"""What the library costs apart from messages, each figure with its target where there is one.
+"""What the library costs apart from single messages, each figure with its target.
 
-Lists of blocks, one large write over TCP, memory of idle connections, system calls and wire bytes,
-the import of the package, and many small sums in one call. A ratio is of medians of one run.
+Lists of blocks, one large write over TCP, memory of idle connections, switches and wire bytes of a
+write, the import of the package, and many small sums in one call. A ratio is of medians of one run.
 """
 
 from __future__ import annotations
@@ -11,137 +11,115 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from bench.benchlib import programs
 from bench.benchlib.pairs import WORKERS, run_ranks
-from bench.benchlib.record import Record, number, summaries, text
-from bench.benchlib.units import rate_text, size_text, time_text
+from bench.benchlib.record import Record, number, text
+from bench.benchlib.units import size_text, time_text
 from bench.suite import rounds
 from bench.suite.layout import layout
-from bench.suite.peers import OURS, Peer
-from bench.suite.settings import KIB, Settings
+from bench.suite.peers import RDMATENSOR, Peer
+from bench.suite.settings import KIB, MIB, Settings
 
 TOPIC = "costs"
 ROOM = 0.85  # of a target that a loaded machine may take before a test fails
 _IMPORTS = 15
-_IDLE_BYTES, _WIRE_BYTES = 16 * KIB, 32
+_PATHS = ("shm", "tcp")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One line: a figure, what it is compared with, and its target.
 
-    is_absolute: a time or a size of this machine, which no test asserts.
+    is_most: the target is the most that the figure may be. is_absolute: a time or a size of this
+    machine, which no test asserts.
     """
 
     what: str
-    beside: str
-    ours: str
-    figure: float | None
+    baseline: str
+    measured: str
+    figure: float
     target: float | None = None
-    better: Literal["higher", "lower"] = "higher"
+    is_most: bool = False
     is_absolute: bool = False
 
     def holds(self, room: float = 1.0) -> bool | None:
         """Whether the target is met; None without one."""
-        if self.target is None or self.figure is None:
+        if self.target is None:
             return None
-        if self.better == "higher":
-            return self.figure >= self.target * room
-        return self.figure <= self.target / room
+        if self.is_most:
+            return self.figure <= self.target / room
+        return self.figure >= self.target * room
 
 
 def _medians(records: Sequence[Record]) -> dict[str, float]:
-    return {
-        text(one, "contestant"): number(one, "median_ns") for one in records if "median_ns" in one
-    }
+    return {text(one, "name"): number(one, "median_ns") for one in records}
+
+
+def _ratio(what: str, name: str, other_ns: float, own_ns: float, target: float | None) -> Row:
+    baseline = f"{time_text(other_ns)} {name}"
+    return Row(what, baseline, time_text(own_ns), other_ns / own_ns, target)
 
 
 def _write_many(records: Sequence[Record]) -> list[Row]:
     medians, first = _medians(records), records[0]
-    count, size = number(first, "blocks"), number(first, "block_bytes")
+    count, size = number(first, "blocks"), number(first, "size")
     one_ns = medians.pop("one write")
     what = f"{first['transport']} {count:g} blocks of {size_text(size)}"
-    beside = f"{rate_text(count * size, one_ns)} one write"
-    targets = {"write_many in order": 0.8}
-    return [
-        Row(
-            f"{what}, {name}",
-            beside,
-            rate_text(count * size, ns),
-            one_ns / ns,
-            targets.get(name),
-        )
+    rows = [
+        _ratio(f"{what}, {name}", "one write", one_ns, ns, 0.8 if "in order" in name else None)
         for name, ns in medians.items()
     ]
-
-
-def _tcp_throughput(records: Sequence[Record]) -> list[Row]:
-    ours_ns = next(number(one, "median_ns") for one in records if one["contestant"] == "ours")
-    others = [one for one in records if one["contestant"] != "ours"]
-    best = min(others, key=lambda one: number(one, "median_ns"))
-    size, best_ns = number(best, "size"), number(best, "median_ns")
-    beside = f"{rate_text(size, best_ns)} {best['contestant']}"
-    name = f"tcp write + notify {size_text(size)}"
-    return [Row(name, beside, rate_text(size, ours_ns), best_ns / ours_ns, 0.9)]
-
-
-def _idle_memory(records: Sequence[Record]) -> list[Row]:
-    (one,) = summaries(list(records))
-    parts = (f"{number(one, f'{of}_bytes') / KIB:.1f} KiB {of}" for of in ("private", "arena"))
-    what = f"{one['transport']} idle connection, bytes"
-    return [Row(what, "-", " + ".join(parts), number(one, "ours_bytes"), _IDLE_BYTES, "lower")]
-
-
-def _overhead(records: Sequence[Record]) -> list[Row]:
-    rows = []
-    for one in summaries(list(records)):
-        side = f"{one['transport']} side {number(one, 'side'):g}"
-        if one["transport"] == "tcp":
-            extra = number(one, "wire_overhead_bytes")
-            what = f"{side}: wire bytes beyond a write"
-            rows.append(Row(what, "-", f"{extra:.1f} B", extra, _WIRE_BYTES, "lower"))
-        elif one["calls_per_write"] is not None:
-            # it polls its sockets while it spins, once in many writes
-            calls = number(one, "calls_per_write")
-            words = f"{calls:g} + wake-ups {number(one, 'wakeups_per_write'):g}"
-            rows.append(Row(f"{side}: system calls of a write", "-", words, calls, 0.02, "lower"))
+    if first["transport"] == "tcp":
+        extra = number(first, "wire_bytes_per_item") - count * size
+        what = "tcp: wire bytes beyond a write"
+        rows.append(Row(what, "-", f"{extra:.1f} B", extra, 32.0, is_most=True))
     return rows
 
 
-def _imports_rows(records: Sequence[Record]) -> list[Row]:
+def _large_write(records: Sequence[Record]) -> list[Row]:
+    medians, size = _medians(records), number(records[0], "size")
+    what = f"tcp write + notify {size_text(size)}"
+    return [_ratio(what, "a plain socket", medians["floor"], medians[RDMATENSOR], 0.9)]
+
+
+def _idle_memory(records: Sequence[Record]) -> list[Row]:
+    (one,) = records
+    parts = (f"{number(one, f'{of}_bytes') / KIB:.1f} KiB {of}" for of in ("private", "arena"))
+    each = number(one, "private_bytes") + number(one, "arena_bytes")
+    what = f"{one['transport']} idle connection, bytes"
+    return [Row(what, "-", " + ".join(parts), each, 16.0 * KIB, is_most=True)]
+
+
+def _switches(records: Sequence[Record]) -> list[Row]:
+    one = next(record for record in records if record["name"] == RDMATENSOR)
+    figures = [number(one, name) for name in ("switches_per_trip", "wakeups_per_item")]
+    words = f"{figures[0]:g}, {figures[1]:g} wake-ups"
+    what = "shm: context switches of a write that spins"
+    return [Row(what, "-", words, figures[0], 0.02, is_most=True, is_absolute=True)]
+
+
+def _import(records: Sequence[Record]) -> list[Row]:
     medians = _medians(records)
     numpy = f"{time_text(medians['numpy'])} import numpy"
-    ours_ns, context_ns = medians["ours"], medians["Context"]
+    limits = {"import rdmatensor": 100.0, "rdmatensor.Context": None}
     return [
-        Row(
-            "import rdmatensor, ms",
-            numpy,
-            time_text(ours_ns),
-            ours_ns / 1e6,
-            100.0,
-            "lower",
-            is_absolute=True,
-        ),
-        Row("rdmatensor.Context", numpy, time_text(context_ns), None),
+        Row(f"{name}, ms", numpy, time_text(ns), ns / 1e6, limits[name], True, True)
+        for name, ns in medians.items()
+        if name in limits
     ]
 
 
 def _coalesced(records: Sequence[Record]) -> list[Row]:
-    found = {(text(one, "peer"), text(one, "way")): one for one in records}
+    found = {(text(one, "name"), text(one, "way")): one for one in records}
     rows = []
-    for (peer, way), one in found.items():
-        if peer != OURS:
-            continue
-        took = number(one, "median_ns")
+    for (name, way), one in found.items():
         what = f"{number(one, 'tensors'):.0f} sums of {size_text(number(one, 'size'))}, {way}"
-        for name, other in (("Gloo", ("gloo", way)), ("one by one", (OURS, "one by one"))):
-            if other in found and other != (peer, way):
-                theirs = number(found[other], "median_ns")
-                target = 20.0 if (way, name) == ("coalesced", "one by one") else None
-                beside = f"{time_text(theirs)} {name}"
-                rows.append(Row(what, beside, time_text(took), theirs / took, target))
+        for who, other in (("Gloo", ("gloo", way)), ("one by one", (RDMATENSOR, "one by one"))):
+            if name == RDMATENSOR and other in found and other != (name, way):
+                target = 20.0 if (way, who) == ("coalesced", "one by one") else None
+                other_ns, own_ns = (number(of, "median_ns") for of in (found[other], one))
+                rows.append(_ratio(what, who, other_ns, own_ns, target))
     return rows
 
 
@@ -161,8 +139,8 @@ def _import_ns(statement: str) -> int:
 
 def _imports() -> list[Record]:
     statements = {
-        "ours": "import rdmatensor",
-        "Context": "import rdmatensor; rdmatensor.Context",
+        "import rdmatensor": "import rdmatensor",
+        "rdmatensor.Context": "import rdmatensor; rdmatensor.Context",
         "numpy": "import numpy",
     }
     taken: dict[str, list[int]] = {name: [] for name in statements}
@@ -170,52 +148,41 @@ def _imports() -> list[Record]:
         for name, statement in statements.items():
             taken[name].append(_import_ns(statement))
     return [
-        {"contestant": name, "median_ns": sorted(ns[1:])[_IMPORTS // 2], "raw_ns": ns[1:]}
+        {"name": name, "median_ns": sorted(ns[1:])[_IMPORTS // 2], "raw_ns": ns[1:]}
         for name, ns in taken.items()
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """How one cost is measured, and its rows."""
-
-    run: Callable[[], list[Record]]
-    rows: Callable[[Sequence[Record]], list[Row]]
+Cost = tuple[Callable[[], list[Record]], Callable[[Sequence[Record]], list[Row]]]
 
 
-def _perf(command: str, *words: str) -> Callable[[], list[Record]]:
-    return functools.partial(programs.run, command, *words)
+def _perf(*words: str) -> Callable[[], list[Record]]:
+    return functools.partial(programs.run, *words)
 
 
-def _on(command: str, rows: Callable[[Sequence[Record]], list[Row]]) -> dict[str, Cost]:
-    return {
-        f"{command}, {transport}": Cost(_perf(command, "--transport", transport), rows)
-        for transport in ("shm", "tcp")
-    }
+def _idle(path: str) -> Callable[[], list[Record]]:
+    environment = {"RDMATENSOR_TRANSPORT": path}
+    return functools.partial(run_ranks, "idle_memory", 2, environment=environment)
 
 
+_LARGE = ("--transport", "tcp", "--size", str(64 * MIB), "--count", "5", "--rounds", "20")
 COSTS: Mapping[str, Cost] = {
-    "tcp_throughput": Cost(_perf("tcp_throughput"), _tcp_throughput),
-    **_on("write_many", _write_many),
-    **_on("idle_memory", _idle_memory),
-    **_on("overhead", _overhead),
-    "import": Cost(_imports, _imports_rows),
-    "coalesced": Cost(functools.partial(run_ranks, "coalesced", 2), _coalesced),
+    "large write, tcp": (_perf("streams", *_LARGE), _large_write),
+    **{
+        f"write_many, {path}": (_perf("write_many", "--transport", path), _write_many)
+        for path in _PATHS
+    },
+    **{f"idle_memory, {path}": (_idle(path), _idle_memory) for path in _PATHS},
+    "switches": (_perf("latency"), _switches),
+    "import": (_imports, _import),
+    "coalesced": (functools.partial(run_ranks, "coalesced", 2), _coalesced),
 }
 
 
 def taken(name: str) -> list[Record]:
     """Measure one cost; return its records."""
-    return [
-        {
-            **one,
-            "topic": TOPIC,
-            "op": name,
-            "peer": OURS if who in ("ours", OURS) else who,
-        }
-        for one in COSTS[name].run()
-        for who in [str(one.get("contestant", OURS))]
-    ]
+    found = [{"name": RDMATENSOR, **one} for one in COSTS[name][0]()]
+    return [{**one, "topic": TOPIC, "op": name, "peer": one["name"]} for one in found]
 
 
 def measure(_: Settings, __: list[Peer], progress: rounds.Progress) -> list[Record]:
@@ -230,7 +197,7 @@ def rows_of(records: Sequence[Record]) -> list[Row]:
     by_name: dict[str, list[Record]] = {}
     for one in records:
         by_name.setdefault(text(one, "op"), []).append(one)
-    return [row for name, of_it in by_name.items() for row in COSTS[name].rows(of_it)]
+    return [row for name, of_it in by_name.items() for row in COSTS[name][1](of_it)]
 
 
 def show(records: Sequence[Record]) -> str:
@@ -239,14 +206,12 @@ def show(records: Sequence[Record]) -> str:
     lines = [
         (
             row.what,
-            row.beside,
-            row.ours,
-            "-" if row.figure is None else f"{row.figure:.3g}",
-            "-"
-            if row.target is None
-            else f"{'>=' if row.better == 'higher' else '<='} {row.target:g}",
+            row.baseline,
+            row.measured,
+            f"{row.figure:.3g}",
+            "-" if row.target is None else f"{'<=' if row.is_most else '>='} {row.target:g}",
             words[row.holds()],
         )
         for row in rows_of(records)
     ]
-    return layout(("", "compared with", OURS, "figure", "target", "met"), lines)
+    return layout(("", "compared with", RDMATENSOR, "figure", "target", "met"), lines)

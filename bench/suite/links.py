@@ -23,7 +23,7 @@ from bench.benchlib import programs, rig
 from bench.benchlib.record import Record, number, text
 from bench.suite import rounds, samples, verbs
 from bench.suite.layout import layout
-from bench.suite.peers import GRPC_PROGRAM, OURS, Peer
+from bench.suite.peers import GRPC_PROGRAM, RDMATENSOR, Peer
 from bench.suite.settings import MIB, Settings
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class _Both:
         return took_s, float(used[0])
 
 
-class _Ours:
+class _Rdmatensor:
     """Writes of 1 MiB, four in flight."""
 
     def __init__(self, world: World, group: Group) -> None:
@@ -205,7 +205,7 @@ def _grpc(both: _Both, kind: str, count: int) -> Turn:
 
 
 _PEERS = {
-    OURS: OURS,
+    RDMATENSOR: RDMATENSOR,
     **dict.fromkeys(("ib_write_bw", "ib_send_bw -e"), verbs.PERFTEST),
     **dict.fromkeys(("gRPC unary", "gRPC stream"), "grpc-cpp"),
     "gloo": "gloo",
@@ -249,31 +249,31 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
 
 def _turns(world: World, common: Path, present: set[str]) -> dict[str, Callable[[int], Turn]]:
     group = world.group("links")
-    both, ours, gloo = _Both(group), _Ours(world, group), _Gloo()
+    both, own, gloo = _Both(group), _Rdmatensor(world, group), _Gloo()
 
-    def our_turn(count: int) -> Turn:
-        turn = both.timed(lambda: ours.move(count))
-        ours.check()
+    def own_turn(count: int) -> Turn:
+        turn = both.timed(lambda: own.move(count))
+        own.check()
         return turn
 
     turns: dict[str, Callable[[int], Turn]] = {
-        OURS: our_turn,
+        RDMATENSOR: own_turn,
         "ib_write_bw": _Perftest(both, common, "ib_write_bw").turn,
         "ib_send_bw -e": _Perftest(both, common, "ib_send_bw", "-e").turn,
         "gRPC unary": functools.partial(_grpc, both, "take"),
         "gRPC stream": functools.partial(_grpc, both, "take-all"),
         "gloo": lambda count: both.timed(lambda: gloo.move(count)),
     }
-    return {name: turn for name, turn in turns.items() if _PEERS[name] in {*present, OURS}}
+    return {name: turn for name, turn in turns.items() if _PEERS[name] in {*present, RDMATENSOR}}
 
 
 def _record(name: str, turn: Callable[[int], Turn], rate: str) -> list[Record]:
     seconds, cpu_s = turn(_COUNT)
     fields: Record = {
         "topic": TOPIC,
-        "contestant": name,
+        "name": name,
         "peer": _PEERS[name],
-        "transport": "verbs" if _PEERS[name] in (OURS, verbs.PERFTEST) else "tcp",
+        "transport": "verbs" if _PEERS[name] in (RDMATENSOR, verbs.PERFTEST) else "tcp",
         "size": MIB,
         "timed": f"{_COUNT} MiB over a link of {rate}",
         "bit_per_s": bits_per_s(rate),
@@ -291,7 +291,7 @@ def show(records: Sequence[Record]) -> str:
     """Share of the line, and CPU seconds of both machines for 10^9 bytes."""
     lines = [
         (
-            text(one, "contestant"),
+            text(one, "name"),
             text(one, "timed"),
             f"{MIB * 8e9 / number(one, 'median_ns') / number(one, 'bit_per_s'):.1%}",
             f"{number(one, 'call_cpu_ns') / MIB:.2f}",

@@ -1,11 +1,14 @@
-"""Training steps of the paper's six models, beside who else could move the gradients.
+"""Training steps of the paper's six models, with each way to move the gradients.
 
-A round has each model once: all contestants, in fresh processes, which stand side by side where
-there is memory for them and take blocks of a few steps in turns (bench/workers/models.py). Each
-block is a turn of samples. What does not go over our transports runs once and counts beside each of
-them. What a step takes beyond the same step without communication is exposed to it (of a
-step by a plan, one whose gradients lie in their places too, which is faster than new memory for
-each); with as many ranks as cores nothing hides, so processor time stands beside.
+A round has each model once: all peers, in fresh processes, which stand side by side where there is
+memory for them and take blocks of a few steps in turns (bench/workers/models.py). Each block is a
+turn of samples. What does not go over rdmatensor's transports runs once and counts for each of
+them. What a step takes beyond the same step without communication is exposed to it (of a step by a
+plan, one whose gradients lie in their places too, which is faster than new memory for each); with
+as many ranks as cores nothing hides, so processor time stands in the same row.
+
+--converge MODEL: one more training, on batches that have something to learn. Losses by step are the
+same for all, which the worker asserts; what differs is when. The first steps count too.
 """
 
 from __future__ import annotations
@@ -14,287 +17,353 @@ import functools
 import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import cast
 
 from bench.benchlib import rig
 from bench.benchlib.pairs import run_ranks
 from bench.benchlib.record import Record, number, text
-from bench.suite import breakdown, convergence, copies, exposure, rounds, samples
-from bench.suite.peers import COPIES, OURS, Peer
-from bench.suite.settings import Settings
+from bench.benchlib.units import time_text
+from bench.suite import rounds, samples
+from bench.suite.layout import layout
+from bench.suite.peers import COPIES, RDMATENSOR, Peer
+from bench.suite.settings import MIB, Settings
 
+TOPIC, CONVERGENCE = "models", "convergence"
 OF_THE_PAPER = ("alexnet", "inception_v3", "vgg16", "lstm", "gru", "fcn5")
 NAMES = (*OF_THE_PAPER, "layers")  # the last one where it is named: a bucket for each layer
 QUICK_NAMES = ("lstm", "fcn5")  # where other topics want their time too
 QUICK_DIVISOR = 4  # of all widths: about a sixteenth of the parameters
 _RANKS = 2
-# Of a contestant's turns: their steps, and how many there are in a round.
-_QUICK_STEPS, _FULL_STEPS = 2, 3
-_QUICK_BLOCKS, _FULL_BLOCKS = 3, 3
+_STEPS, _QUICK_STEPS, _BLOCKS = 3, 2, 3  # of a turn, and turns of a round
 _TURN_PATIENCE_S = 1800.0
-# Of all processes: processor time of a step; memory that they hold for it (Pss), and what of that
-# lies in our arenas.
-_SPENT = ("cpu_ns", "memory_bytes", "arena_bytes")
 PLANNED = "planned"
-FLOOR = "no communication"
-PLANNED_FLOOR = "no communication, planned"
-# The worker's name -> ours in tables; in this order.
-CONTESTANTS = {
-    "planned": PLANNED,
-    "adopted": "DDP",
-    "copied": "DDP, not adopted",
-    "variant": "copy variant",
-    "gloo": "DDP on Gloo",
-    "grpc_cpp": "server over gRPC, C++",
-    "grpc": "server over gRPC, Python",
-    "floor": FLOOR,
-    "planned_floor": PLANNED_FLOOR,
+FLOOR, PLANNED_FLOOR = "no communication", "no communication, planned"
+# The worker's name -> name in tables, its peer, and whether it goes over rdmatensor's transports.
+TRAINERS = {
+    "planned": (PLANNED, RDMATENSOR, True),
+    "adopted": ("DDP", RDMATENSOR, True),
+    "copied": ("DDP, not adopted", RDMATENSOR, True),
+    "variant": ("copy variant", COPIES, True),
+    "gloo": ("DDP on Gloo", "gloo", False),
+    "grpc_cpp": ("server over gRPC, C++", "grpc-cpp", False),
+    "floor": (FLOOR, "floor", False),
+    "planned_floor": (PLANNED_FLOOR, "floor", False),
 }
-FLOORS = (FLOOR, PLANNED_FLOOR)
-# Those whose gradients lie where a plan has them.
-_BY_A_PLAN = (PLANNED,)
-_PEERS = {
-    "variant": COPIES,
-    "gloo": "gloo",
-    "grpc_cpp": "grpc-cpp",
-    "grpc": "grpc-python",
-    "floor": "floor",
-    "planned_floor": "floor",
+CURVED = ("planned", "adopted", "gloo", "grpc_cpp")  # those whose losses are followed
+STEPS, RATE = 60, 0.3
+REACHED = (0.5, 0.1)  # shares of the first loss, of which the table has the times
+# Of a step's parts, what tables have: bench/README.md says what each is.
+_PARTS = {
+    "posting_s": "posting",
+    "ending_s": "ending",
+    "summing_s": "summing",
+    "copying_s": "copying",
+    "wait_s": "waiting",
 }
-# What does not go over our transports.
-_WITHOUT_PATH = ("gloo", "grpc_cpp", "grpc", "floor", "planned_floor")
 
 
 def names_of(settings: Settings) -> tuple[str, ...]:
     """Return the models to be measured."""
     if settings.models:
         return settings.models
-    is_alone = settings.topics == ("models",)
+    is_alone = settings.topics == (TOPIC,)
     return OF_THE_PAPER if is_alone or not settings.is_quick else QUICK_NAMES
 
 
 def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) -> list[Record]:
-    """Let all have their turns; return a record for each model, contestant and path."""
+    """Let all have their turns; return a record for each model, peer and path."""
     present = {peer.name for peer in peers}
     if rig.hosts() == 2:
         from bench.suite import rig_models
 
         return rig_models.measure(settings, present, progress)
-    refused = refusals(settings, present)
-    present -= {text(record, "peer") for record in refused}
+    refused: list[Record] = []
+    if COPIES in present and (settings.ranks or _RANKS) > 2:
+        why = "each of its ranks sends all to every other: of more than two that is too much"
+        refused = [{"topic": TOPIC, "peer": COPIES, "missing": why, "get": ""}]
+        present.discard(COPIES)
+    seconds = settings.seconds_of(TOPIC)
     with tempfile.TemporaryDirectory(prefix="rdt-bench-models-") as kept:
         turns = [
             (name, functools.partial(_turn, settings, name, present, kept, itertools.count()))
             for name in names_of(settings)
         ]
-        seconds = settings.seconds_of("models")
-        found, failed = rounds.take(
-            turns, settings.rounds_of(), seconds, progress, is_strict=settings.is_quick
-        )
-    broken = [failure_of(record) for record in found if "failed" in record]
-    measured = [record for record in found if "failed" not in record]
-    once = {text(record, "peer"): record for record in broken}
-    curves = _curves(settings, present, progress) if settings.converge else []
-    beside: list[Record] = []
-    if _has_rates(settings, present):
-        beside = copies.measure(settings, peers, progress, seconds / 4)
-    steps = with_shares(merge(measured)) + list(once.values())
-    return steps + failed + refused + curves + beside
-
-
-def _has_rates(settings: Settings, present: set[str]) -> bool:
-    """Whether there is time for the copy variant's rate beside UCX's, and both are there."""
-    has_time = not settings.is_quick or settings.topics == ("models",)
-    has_cores = settings.cores >= 2  # one for each side
-    return has_time and has_cores and {COPIES, "ucx"} <= present
-
-
-def _curves(settings: Settings, present: set[str], progress: rounds.Progress) -> list[Record]:
-    turns = [
-        (who, path)
-        for who, path in worker_turns(settings.transports, present)
-        if who in convergence.CONTESTANTS
-    ]
-    names = {who: (CONTESTANTS[who], _PEERS.get(who, OURS)) for who, _ in turns}
-    divisor = QUICK_DIVISOR if settings.is_quick else 1
-    return convergence.measure(settings, turns, names, divisor, progress)
-
-
-def refusals(settings: Settings, present: set[str]) -> list[Record]:
-    """Return a record for each peer whose row would not be fair, and why."""
-    if COPIES not in present or (settings.ranks or _RANKS) <= 2:
-        return []
-    why = "each of its ranks sends all to every other: of more than two that is more than ours do"
-    return [{"topic": "models", "peer": COPIES, "missing": why, "get": ""}]
+        count = settings.rounds_of()
+        found, failed = rounds.take(turns, count, seconds, progress, is_strict=settings.is_quick)
+        if settings.converge:
+            curve = functools.partial(_curve, settings, present, kept, itertools.count())
+            more = rounds.take(
+                [(f"{settings.converge} learns", curve)], settings.rounds or 3, seconds, progress
+            )
+            found, failed = found + more[0], failed + more[1]
+    measured = samples.merge([record for record in found if "missing" not in record])
+    broken = {text(record, "peer"): record for record in found if "missing" in record}
+    return with_shares(measured) + list(broken.values()) + failed + refused
 
 
 def worker_turns(transports: Sequence[str], present: set[str]) -> list[tuple[str, str]]:
-    """Return contestants and transports of one turn; none for those that have no choice."""
+    """Return names and transports of one turn; "" for those that have no choice."""
     return [
-        (contestant, transport)
-        for contestant in CONTESTANTS
-        if contestant not in _PEERS or _PEERS[contestant] in present
-        for transport in (("",) if contestant in _WITHOUT_PATH else transports)
+        (who, transport)
+        for who, (_, peer, is_over) in TRAINERS.items()
+        if peer == RDMATENSOR or peer in present
+        for transport in (transports if is_over else ("",))
     ]
 
 
-def rotated(turns: list[tuple[str, str]], number: int) -> list[tuple[str, str]]:
-    """Let another contestant begin each turn: who is first, or after whom, should not count."""
-    first = number % len(turns)
-    return [*turns[first:], *turns[:first]]
+def _worker(
+    settings: Settings,
+    model: str,
+    turns: list[tuple[str, str]],
+    kept: str,
+    place: int,
+    *words: str,
+) -> tuple[Record, list[tuple[Record, str]]]:
+    """Return what the worker prints of the model, and of each peer with the paths it counts for.
 
-
-def _turn(
-    settings: Settings, name: str, present: set[str], kept: str, numbers: Iterator[int]
-) -> list[Record]:
-    ranks = settings.ranks or _RANKS
-    divisor = QUICK_DIVISOR if settings.is_quick else 1
-    start = next(numbers)
-    chosen = rotated(worker_turns(settings.transports, present), start)
+    place: another peer begins each turn, since who is first, or after whom, should not count.
+    """
+    first = place % len(turns)
+    order = [*turns[first:], *turns[:first]]
     about, *printed = run_ranks(
         "models",
         1,
-        *("--model", name),
-        *("--divisor", str(divisor)),
-        *("--ranks", str(ranks)),
-        *("--steps", str(_QUICK_STEPS if settings.is_quick else _FULL_STEPS)),
-        *("--blocks", str(_QUICK_BLOCKS if settings.is_quick else _FULL_BLOCKS)),
-        *("--kept", str(Path(kept))),
-        *("--turns", ",".join(f"{contestant}:{transport}" for contestant, transport in chosen)),
+        *("--model", model, "--ranks", str(settings.ranks or _RANKS), "--kept", kept),
+        *("--divisor", str(QUICK_DIVISOR if settings.is_quick else 1)),
+        *("--turns", ",".join(f"{who}:{path}" for who, path in order)),
+        *words,
         timeout_s=_TURN_PATIENCE_S,
     )
-    return [
-        record
+    return about, [
+        (one, transport)
         for one in printed
         for transport in ([text(one, "transport")] if one["transport"] else settings.transports)
-        for record in (
-            [{**one, "model": name}]
-            if "failed" in one
-            else records_of(one, about, transport, start)
-        )
     ]
 
 
-def failure_of(printed: Record) -> Record:
-    """Return the record of a contestant that failed; the others of its turn went on."""
-    who = f"{CONTESTANTS[text(printed, 'contestant')]}, {printed['model']}"
-    missing = f"{rounds.FAILED} {printed['failed']}"
-    return {"topic": "models", "peer": who, "missing": missing, "get": ""}
+def _turn(
+    settings: Settings, model: str, present: set[str], kept: str, places: Iterator[int]
+) -> list[Record]:
+    place = next(places)
+    steps = _QUICK_STEPS if settings.is_quick else _STEPS
+    about, printed = _worker(
+        settings,
+        model,
+        worker_turns(settings.transports, present),
+        kept,
+        place,
+        *("--steps", str(steps), "--blocks", str(_BLOCKS)),
+    )
+    return [record for one, path in printed for record in records_of(one, about, path, place)]
 
 
-def records_of(printed: Record, about: Record, transport: str, start: int) -> list[Record]:
-    """Return the turns of one contestant; about: what the worker says of the model.
+def _curve(settings: Settings, present: set[str], kept: str, places: Iterator[int]) -> list[Record]:
+    turns = [turn for turn in worker_turns(settings.transports, present) if turn[0] in CURVED]
+    words = ("--curve", "--steps", str(STEPS), "--rate", str(RATE))
+    about, printed = _worker(settings, settings.converge, turns, kept, next(places), *words)
+    return [curve_of(one, about, path) for one, path in printed]
 
-    start: which of the processes' starts they belong to.
-    """
-    contestant = text(printed, "contestant")
-    fields: Record = {
-        "topic": "models",
-        "contestant": CONTESTANTS[contestant],
-        "peer": _PEERS.get(contestant, OURS),
+
+def _fields(printed: Record, about: Record, transport: str, topic: str) -> Record:
+    name, peer, _ = TRAINERS[text(printed, "name")]
+    learns = " that learns" if topic == CONVERGENCE else ""
+    return {
+        "topic": topic,
+        "name": name,
+        "peer": peer,
         "transport": transport,
         "op": about["model"],
         "size": about["parameter_bytes"],
         "ranks": about["ranks"],
         "language": "torch",
-        "timed": f"a step of {about['batch']} a rank, slowest rank",
+        "timed": f"a step of {about['batch']} a rank{learns}, slowest rank",
         "divisor": about["divisor"],
-        **({"distance": printed["distance"]} if "distance" in printed else {}),
-        **({"parts": printed["parts"]} if printed.get("parts") else {}),
     }
-    spent = {name: printed[name] for name in _SPENT}
-    blocks = cast("list[list[int]]", printed["blocks_ns"])
-    shared: Record = {"start": start, "beside": printed["beside"]}
-    if printed["choice"]:
-        shared["choice"] = printed["choice"]
-    return [{**samples.turn(fields, one), **spent, **shared} for one in blocks]
 
 
-def merge(found: Sequence[Record]) -> list[Record]:
-    """As samples.merge(); of processor time, memory and parts, the median of the turns."""
-    turns: dict[tuple[object, ...], list[Record]] = {}
-    for record in found:
-        turns.setdefault(samples.key_of(record), []).append(record)
-    return [
-        {
-            **record,
-            **{
-                name: samples.quantile([number(one, name) for one in of_key], 0.5)
-                for name in _SPENT
-            },
-            **({"parts": breakdown.merged(of_key)} if "parts" in record else {}),
-        }
-        for record in samples.merge(found)
-        for of_key in [turns[samples.key_of(record)]]
-    ]
+def _failure_of(printed: Record, about: Record, topic: str) -> Record:
+    who = f"{TRAINERS[text(printed, 'name')][0]}, {about['model']}"
+    missing = f"{rounds.FAILED} {printed['failed']}"
+    return {"topic": topic, "peer": who, "missing": missing, "get": ""}
 
 
-def with_shares(records: Sequence[Record]) -> list[Record]:
-    """Add what of each step is exposed to communication, where the floor took part."""
-    exposed = exposures(records)
-    found = []
-    for record in records:
-        one = exposed.get(samples.key_of(record))
-        if one is None:
-            found.append(record)
-            continue
-        share = one.ns / number(record, "median_ns")
-        found.append({**record, "exposed_ns": one.ns, "share": round(share, 4)})
-    return found
+def records_of(printed: Record, about: Record, transport: str, start: int) -> list[Record]:
+    """Return the turns of one peer, or its failure; about: what the worker prints of the model.
 
-
-def exposures(records: Sequence[Record]) -> dict[tuple[object, ...], exposure.Exposed]:
-    """Return what each step exposes, by samples.key_of(); of those whose floor took part.
-
-    Files from before there was a floor with gradients in their places have the other one only.
+    start: which of the processes' starts they belong to.
     """
-    floors = {
-        (*cell_of(one), one["contestant"]): one for one in records if one["contestant"] in FLOORS
-    }
-    found = {}
-    for record in records:
-        if record["contestant"] in FLOORS:
-            continue
-        floor = floors.get((*cell_of(record), FLOOR))
-        if record["contestant"] in _BY_A_PLAN:
-            floor = floors.get((*cell_of(record), PLANNED_FLOOR), floor)
-        if floor is not None:
-            found[samples.key_of(record)] = exposure.of(record, floor)
-    return found
+    if "failed" in printed:
+        return [_failure_of(printed, about, TOPIC)]
+    kept = ("distance", "parts", "cpu_ns", "memory_bytes", "arena_bytes", "beside", "choice")
+    fields = _fields(printed, about, transport, TOPIC)
+    more = {name: printed[name] for name in kept if printed.get(name) not in (None, "", {})}
+    blocks = cast("list[list[int]]", printed["blocks_ns"])
+    return [{**samples.turn(fields, one), **more, "start": start} for one in blocks]
 
 
-def apart(records: Sequence[Record]) -> list[str]:
-    """Say of each model who had turns while some of the others had none, for want of memory."""
-    besides = {
-        samples.key_of(record): min(
-            int(number(one, "beside")) for one in cast("list[Record]", record["turns"])
-        )
-        for record in records
-        if all("beside" in one for one in cast("list[Record]", record["turns"]))
-    }
-    lines = []
-    for name in NAMES:
-        of_model = [one for one in records if one["op"] == name and samples.key_of(one) in besides]
-        most = max((besides[samples.key_of(one)] for one in of_model), default=0)
-        fewer = [one for one in of_model if besides[samples.key_of(one)] < most]
-        if fewer:
-            who = ", ".join(dict.fromkeys(text(one, "contestant") for one in fewer))
-            why = "there was no memory for all at once"
-            lines.append(f"{name}: {why}; in minutes of theirs: {who}")
-    return lines
+def curve_of(printed: Record, about: Record, transport: str) -> Record:
+    """Return one turn of one peer that learns, or its failure."""
+    if "failed" in printed:
+        return _failure_of(printed, about, CONVERGENCE)
+    fields = _fields(printed, about, transport, CONVERGENCE)
+    more = {"losses": printed["losses"], "off": printed["off"]}
+    return samples.turn({**fields, **more}, samples.raw_of(printed))
 
 
 def cell_of(record: Record) -> tuple[object, ...]:
-    """Return what contestants share who are compared."""
-    return tuple(record.get(key) for key in ("op", "transport", "size", "ranks", "timed"))
+    """Return what those share who are compared."""
+    return tuple(record.get(key) for key in ("topic", "op", "transport", "size", "ranks", "timed"))
 
 
-def place_of(record: Record) -> tuple[int, str]:
-    """Return where a record stands in tables: by model and path."""
-    return NAMES.index(text(record, "op")), text(record, "transport")
+def with_shares(records: Sequence[Record]) -> list[Record]:
+    """Add what of each step is exposed to communication, where its floor took part."""
+    floors = {(*cell_of(one), one["name"]): one for one in records}
+    found = []
+    for one in records:
+        record, floor = one, floors.get((*cell_of(one), FLOOR))
+        if record["name"] == PLANNED:
+            floor = floors.get((*cell_of(record), PLANNED_FLOOR), floor)
+        if floor is not None and record["peer"] != "floor":
+            took_ns = number(record, "median_ns")
+            exposed_ns = took_ns - number(floor, "median_ns")
+            share = round(exposed_ns / took_ns, 4)
+            record = {**one, "exposed_ns": exposed_ns, "share": share}
+        found.append(record)
+    return found
 
 
-def planned_of(records: Sequence[Record]) -> dict[tuple[object, ...], Record]:
-    """Return the planned record of each cell."""
-    return {cell_of(one): one for one in records if one["contestant"] == PLANNED}
+# ---- Tables -------------------------------------------------------------------------------------
+
+HEADS = (
+    *("", "who", "p50", "p10", "p90", "exposed", "share", "CPU a step"),
+    *("memory MiB", "arena MiB", "times planned", "from Gloo's"),
+)
+
+
+def _name(record: Record) -> str:
+    """A model, its parameters, and by how much its widths were divided."""
+    scaled = "" if record["divisor"] == 1 else f", widths / {record['divisor']}"
+    mib = number(record, "size") / MIB
+    return f"{record['op']} {mib:.1f} MiB{scaled}, {record['transport']}, {record['ranks']} ranks"
+
+
+def _signed(ns: float) -> str:
+    return f"-{time_text(-ns)}" if ns < 0 else time_text(ns)
+
+
+def _mib(record: Record, name: str) -> str:
+    return f"{number(record, name) / MIB:.0f}" if record.get(name) else "-"
+
+
+def show(records: Sequence[Record]) -> str:
+    """Time of a step, what communication costs of it, memory; where a step goes; page faults."""
+    steps = sorted(records, key=lambda one: (NAMES.index(text(one, "op")), text(one, "transport")))
+    planned = {cell_of(one): one for one in steps if one["name"] == PLANNED}
+    lines, parts = [], []
+    for one in steps:
+        own = planned.get(cell_of(one))
+        has_distance = one["peer"] != "floor" and "distance" in one
+        lines.append(
+            (
+                _name(one),
+                text(one, "name"),
+                *(time_text(samples.figure(one, name)) for name in ("median_ns", "p10", "p90")),
+                _signed(number(one, "exposed_ns")) if "share" in one else "-",
+                f"{100 * number(one, 'share'):.0f} %" if "share" in one else "-",
+                time_text(number(one, "cpu_ns")),
+                *(_mib(one, name) for name in ("memory_bytes", "arena_bytes")),
+                f"{number(one, 'median_ns') / number(own, 'median_ns'):.2f}" if own else "-",
+                f"{number(one, 'distance'):.1g}" if has_distance else "-",
+            )
+        )
+        of_step = cast("dict[str, float]", one.get("parts", {}))
+        if of_step:
+            times = [time_text(1e9 * of_step[name]) if name in of_step else "-" for name in _PARTS]
+            counts = [
+                f"{of_step[name]:.1f}" if name in of_step else "-"
+                for name in ("wakeups_sent", "page_faults")
+            ]
+            parts.append((_name(one), text(one, "name"), *times, *counts))
+    heads = ("a step, mean of ranks", "who", *_PARTS.values(), "wake-ups", "page faults")
+    tables = [layout(HEADS, lines), layout(heads, parts) if parts else "", *apart(steps)]
+    return "\n\n".join(table for table in tables if table)
+
+
+def apart(records: Sequence[Record]) -> list[str]:
+    """Name those of each model that had turns while others had none, for want of memory."""
+    lines = []
+    for model in NAMES:
+        beside = {
+            text(one, "name"): min(
+                int(number(turn, "beside"))
+                for turn in cast("list[Record]", one["turns"])
+                if "beside" in turn
+            )
+            for one in records
+            if one["op"] == model and "beside" in cast("list[Record]", one["turns"])[0]
+        }
+        fewer = [who for who, others in beside.items() if others < max(beside.values())]
+        if fewer:
+            lines.append(
+                f"{model}: there was no memory for all at once; in minutes of their own: "
+                + ", ".join(fewer)
+            )
+    return lines
+
+
+CURVE_HEADS = (
+    *("", "who", "first loss", "last"),
+    *(f"{100 * share:.0f} % of it after" for share in REACHED),
+    *("all steps", "times planned", "losses off Gloo's"),
+)
+
+
+def losses_of(record: Record) -> list[float]:
+    """Return the loss before each step."""
+    return cast("list[float]", record["losses"])
+
+
+def seconds_of(record: Record) -> list[float]:
+    """Return when the loss before each step was known, from the start; of the turn in the middle.
+
+    A loss is there once its step began: the first at 0.
+    """
+    of_turns = sorted(samples.turns_of(record), key=sum)
+    ends_ns = itertools.accumulate(of_turns[(len(of_turns) - 1) // 2][:-1])
+    return [0.0, *(ns / 1e9 for ns in ends_ns)]
+
+
+def reached_s(record: Record, share: float) -> float | None:
+    """Return when the loss was below a share of the first, and stayed there; None: never."""
+    losses = losses_of(record)
+    above = [step for step, loss in enumerate(losses) if loss > share * losses[0]]
+    first = above[-1] + 1 if above else 0
+    return seconds_of(record)[first] if first < len(losses) else None
+
+
+def curve_rows(records: Sequence[Record]) -> list[tuple[str, ...]]:
+    """Return a line for each peer that learns: seconds, and the ratio to those of planned."""
+    planned = {one["transport"]: one for one in records if one["name"] == PLANNED}
+    found = []
+    for record in records:
+        own = planned.get(record["transport"])
+        whole_s = seconds_of(record)[-1]
+        times = [reached_s(record, share) for share in REACHED]
+        found.append(
+            (
+                f"{record['op']}, {record['transport']}, {record['ranks']} ranks",
+                text(record, "name"),
+                f"{losses_of(record)[0]:.3g}",
+                f"{losses_of(record)[-1]:.3g}",
+                *("never" if seconds is None else f"{seconds:.3g} s" for seconds in times),
+                f"{whole_s:.3g} s",
+                f"{whole_s / seconds_of(own)[-1]:.2f}" if own else "-",
+                "same" if number(record, "off") == 0 else f"{number(record, 'off'):.1g}",
+            )
+        )
+    return found
+
+
+def show_curves(records: Sequence[Record]) -> str:
+    """When each peer's loss had fallen how far."""
+    return layout(CURVE_HEADS, curve_rows(records))

@@ -1,13 +1,13 @@
-"""Point to point: one transfer at a time between two processes of this machine, size by size.
+"""One transfer between two processes of this machine: rdtperf, gRPC, UCX, NIXL, Mooncake.
 
-Compiled programs have half a round trip of the same bytes, over TCP beside a plain socket, over
-shared memory beside a memcpy and a flag; there nobody reads what arrives but gRPC, whose receiver
-has to copy it. What a reader costs a writer is in a second figure of larger writes over shared
-memory: the time until the other process knows, which has read the last ones, beside the best of
-several copies (`shm_write`). What a tensor gains by what is in tensors.py,
-messages in a row and one-sided reads in streams.py. From Python, and apart
-from the others: 8 B by half a round trip, and 64 MiB until the answer to it is here. All but
-ucx_perftest compare what arrives in a pass of their own, before anything is timed.
+All but reads, the cold start and what says so is half a round trip of write and notification, so
+that it compares with a round trip of gRPC and ucx_perftest's halved one. Nothing reads what arrives
+but gRPC, whose receiver copies it, and the tensors, whose receivers read them. Of gRPC in a row a
+sample is the time for each message of one direction, with an answer to each. ucx_perftest prints
+one figure a run, and its processor time includes its start: that of a run of one message is
+subtracted, and where it is more than half of all, none is given. From Python: 8 B by half a round
+trip, and 64 MiB until the answer to it is here. All but ucx_perftest compare what arrives in a pass
+of their own, before anything is timed.
 """
 
 from __future__ import annotations
@@ -22,28 +22,34 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.benchlib import children, machine, programs
-from bench.benchlib.pairs import run_pair
+from bench.benchlib.pairs import run_ranks
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.units import size_text
 from bench.suite import peers as peers_of
-from bench.suite import rounds, samples, streams, tensors, verbs
-from bench.suite.peers import COPIES, GRPC_PROGRAM, OURS, Peer
-from bench.suite.settings import KIB, MIB, VERBS, Settings
+from bench.suite import rounds, samples, transfers, verbs
+from bench.suite.peers import COPIES, GRPC_PROGRAM, RDMATENSOR, Peer
+from bench.suite.settings import KIB, MIB, MOST_BYTES, VERBS, Settings
 
-KNOWN = "until the peer knows"
 ANSWERED = "until it is answered"
 _READ_FROM_BYTES = 64 * KIB  # sizes whose state in the caches matters
-_PATIENCE_S = 60.0
+_PATIENCE_S = 120.0
 _SMALL_BYTES = 8  # of the workers in Python
+GRPC_MOST_BYTES = 256 * MIB  # its copies of a larger one would need many times as much memory
+UCX_PATHS = {"shm": "sm,self", "tcp": "tcp,self"}
+_UCX_LEAST_TRIPS = 10  # of two round trips ucx_perftest 1.13 calls half of one typical
+# Columns of ucx_perftest's row: what is typical of a message, and the mean of all.
+_TYPICAL, _OVERALL = 1, 3
+Turns = Iterator[tuple[str, rounds.Turn]]
 
 
 def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) -> list[Record]:
-    """Let all have their turns; return a record for each contestant, path and size."""
+    """Let all have their turns; return a record for each peer, path and size."""
     present = {peer.name for peer in peers}
     free_bytes = machine.available_bytes()
-    sizes, without = streams.sizes_of(settings, free_bytes)
-    cold, no_room = streams.cold_sizes(settings, free_bytes)
+    sizes, without = transfers.row_sizes(settings, free_bytes)
+    cold, no_room = transfers.cold_sizes(settings, free_bytes)
     without += no_room
+    is_verbs = VERBS in settings.transports
     with ExitStack() as stack:
         address = None
         if "grpc-cpp" in present:
@@ -52,15 +58,19 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
             except (RuntimeError, OSError) as error:  # the others go on
                 without.append(progress.failure("gRPC C++", error))
         if address is not None:
-            without += streams.without_room(sizes)
-        has_floor = "floor" in present
+            why = f"gRPC C++ sends no message of more than {size_text(GRPC_MOST_BYTES)} here"
+            large = [size for size in sizes if size > GRPC_MOST_BYTES]
+            without += [
+                transfers.missing(f"gRPC C++, {size_text(size)} in a row", why) for size in large
+            ]
         turns: list[tuple[str, rounds.Turn]] = []
-        wanted = {*settings.sizes_of("p2p"), *streams.read_sizes(settings), *sizes}
-        for size in sorted(settings.sizes_of("p2p") if VERBS in settings.transports else wanted):
+        wanted = {*settings.sizes_of("p2p"), *transfers.read_sizes(settings), *sizes}
+        for size in sorted(settings.sizes_of("p2p") if is_verbs else wanted):
             turns += _turns_of(size, settings, address, present, sizes)
-        for transport in settings.transports if VERBS not in settings.transports else ():
-            turns += streams.cold_turns(settings, transport, cold, has_floor=has_floor)
-        if VERBS not in settings.transports or "grpc-python" in (settings.peers or ()):
+        has_floor = transfers.FLOOR in present
+        for transport in settings.transports if not is_verbs else ():
+            turns += transfers.cold_turns(settings, transport, cold, has_floor=has_floor)
+        if not is_verbs or "grpc-python" in (settings.peers or ()):
             turns += _python_turns(settings, present)
         found, failed = rounds.take(
             turns,
@@ -74,129 +84,114 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
 
 def _turns_of(
     size: int, settings: Settings, address: str | None, present: set[str], in_a_row: Sequence[int]
-) -> Iterator[tuple[str, rounds.Turn]]:
+) -> Turns:
     """All that moves one size, what is compared side by side: the machine changes in minutes."""
     alone = replace(settings, sizes=(size,))
     if VERBS in settings.transports:
         yield from verbs.turns(settings, size, present)
-        yield from _grpc_turns(alone, address) if address is not None else ()
+        yield from _grpc_turns(alone, address, size) if address is not None else ()
         return
     if size in settings.sizes_of("p2p"):
         for transport in settings.transports:
-            yield from _c_turns(alone, transport, present)
-            yield from _ucx_turns(alone, transport, present)
-        yield from _grpc_turns(alone, address) if address is not None else ()
-        for transport in settings.transports:
-            yield from tensors.turns(alone, transport, has_copies=COPIES in present)
+            yield from _latency_turns(alone, transport, size, present)
+            yield from _ucx_turns(alone, transport, size, present)
+        yield from _grpc_turns(alone, address, size) if address is not None else ()
+        if 4 * KIB <= size <= MOST_BYTES:
+            for path in settings.transports:
+                turn = functools.partial(
+                    transfers.tensors, settings, path, size, has_copies=COPIES in present
+                )
+                yield f"tensors, {path} {size_text(size)}", turn
     if size in in_a_row:
         for transport in settings.transports:
-            yield from _row_turns(alone, transport, present)
-        yield from streams.grpc_turns(settings, address, [size]) if address is not None else ()
-    if size in streams.read_sizes(settings):
+            yield from _row_turns(alone, transport, size, present)
+        yield from _grpc_row_turns(settings, address, size) if address is not None else ()
+    if size in transfers.read_sizes(settings):
         for transport in settings.transports:
-            yield from _read_turns(alone, transport, present)
+            yield from _read_turns(alone, transport, size, present)
 
 
-def _row_turns(
-    settings: Settings, transport: str, present: set[str]
-) -> Iterator[tuple[str, rounds.Turn]]:
-    path = UCX_PATHS[transport]
-    yield from streams.turns(settings, transport, settings.sizes, has_floor="floor" in present)
-    yield from (
-        streams.ucx_turns(settings, transport, path, settings.sizes) if "ucx" in present else ()
+# ---- rdtperf and UCX ----------------------------------------------------------------------------
+
+
+def _latency_turns(settings: Settings, transport: str, size: int, present: set[str]) -> Turns:
+    has_floor = transfers.FLOOR in present
+    name = f"rdmatensor and floor, {transport} {size_text(size)}"
+    if transport == "shm" and size >= _READ_FROM_BYTES:
+        known = functools.partial(
+            transfers.shm_write, size, has_floor=has_floor, is_quick=settings.is_quick
+        )
+        yield f"{name}, {transfers.KNOWN}", known
+    trips = transfers.trips_of(size, is_quick=settings.is_quick)
+    for wait in transfers.waits_of(settings, transport):
+        words = transfers.words_of(transport, size, trips, 3, "--wait", wait)
+        yield f"{name}, {wait}", functools.partial(transfers.latency, words, has_floor=has_floor)
+
+
+def _row_turns(settings: Settings, transport: str, size: int, present: set[str]) -> Turns:
+    waits = (
+        transfers.waits_of(settings, transport) if size <= transfers.DEEP_MOST_BYTES else ("spin",)
     )
+    for depth in transfers.depths_of(size):
+        count, times = transfers.counts_of(size, depth, is_quick=settings.is_quick)
+        what = f"{depth} in flight, {transport} {size_text(size)}"
+        for ways in transfers.WAYS:
+            for wait in waits:
+                more = ["--depth", str(depth), "--wait", wait]
+                more += ["--both"] if ways == transfers.WAYS[1] else []
+                words = transfers.words_of(transport, size, count, times, *more)
+                yield (
+                    f"{what}, {ways}, {wait}",
+                    functools.partial(
+                        transfers.row, "streams", words, has_floor=transfers.FLOOR in present
+                    ),
+                )
+        for name, test in {"UCX put": "ucp_put_bw", "UCX tag": "tag_bw"}.items():
+            if "ucx" in present:
+                timed = transfers.timed_of(depth, transfers.WAYS[0])
+                fields = _ucx_fields(
+                    name, transport, size, timed, depth=depth, ways=transfers.WAYS[0]
+                )
+                words = ("-t", test, "-s", str(size), "-O", str(depth))
+                yield (
+                    f"{name}, {what}",
+                    functools.partial(
+                        ucx_turn, words, fields, count * times, is_quick=settings.is_quick
+                    ),
+                )
 
 
-def _read_turns(
-    settings: Settings, transport: str, present: set[str]
-) -> Iterator[tuple[str, rounds.Turn]]:
-    path = UCX_PATHS[transport]
-    yield from streams.read_turns(settings, transport, has_floor="floor" in present)
-    yield from streams.ucx_read_turns(settings, transport, path) if "ucx" in present else ()
-
-
-def _c_turns(
-    settings: Settings, transport: str, present: set[str]
-) -> Iterator[tuple[str, rounds.Turn]]:
-    has_floor = "floor" in present
-    for size in settings.sizes_of("p2p"):
-        name = f"rdmatensor and floor, {transport} {size_text(size)}"
-        if transport == "shm" and size >= _READ_FROM_BYTES:
-            known = functools.partial(_shm_write, settings, size, has_floor=has_floor)
-            yield f"{name}, {KNOWN}", known
-        for wait in _waits(settings, transport):
-            latency = functools.partial(
-                _latency, settings, transport, size, wait, has_floor=has_floor
+def _read_turns(settings: Settings, transport: str, size: int, present: set[str]) -> Turns:
+    for depth in transfers.DEPTHS:
+        most, volume = (200, 16 * MIB) if settings.is_quick else (2000, 128 * MIB)
+        count = max(depth, min(most, volume // size))
+        what = f"{transfers.timed_read(depth)}, {transport} {size_text(size)}"
+        for wait in transfers.waits_of(settings, transport):
+            words = transfers.words_of(
+                transport, size, count, 3, "--depth", str(depth), "--wait", wait
             )
-            yield f"{name}, {samples.WAITS[wait]}", latency
-
-
-def _waits(settings: Settings, transport: str) -> tuple[str, ...]:
-    """Sleeping has a floor on tcp only; the quick suite has no time for both."""
-    return ("spin", "sleep") if transport == "tcp" and not settings.is_quick else ("spin",)
-
-
-def trips_of(size: int, *, is_quick: bool) -> int:
-    """Round trips of one turn: fewer of larger messages."""
-    least, most = (4, 400) if is_quick else (10, 2000)
-    return max(least, min(most, (8 if is_quick else 64) * MIB // max(size, 1)))
-
-
-def warm_up_of(trips: int) -> int:
-    """Untimed round trips before timed ones: as many as our programs and gRPC have."""
-    return max(5, trips // 5)
-
-
-def _latency(
-    settings: Settings, transport: str, size: int, wait: str, *, has_floor: bool
-) -> list[Record]:
-    trips = trips_of(size, is_quick=settings.is_quick)
-    words = ("--transport", transport, "--wait", wait, "--size", str(size))
-    found = programs.run("latency", *words, "--rounds", "3", "--count", str(trips))
-    names = {"ours": (OURS, OURS), "floor": (samples.floor_name(transport), "floor")}
-    return [
-        samples.turn(
-            {
-                **samples.p2p_fields(
-                    *names[text(record, "contestant")],
-                    transport,
-                    size,
-                    language="C",
-                    wait=samples.WAITS[wait],
-                    timed=samples.HALF,
+            turn = functools.partial(
+                transfers.row, "reads", words, has_floor=transfers.FLOOR in present
+            )
+            yield f"{what}, {wait}", turn
+        if "ucx" in present:
+            fields = _ucx_fields(
+                "UCX get", transport, size, transfers.timed_read(depth), depth=depth
+            )
+            yield (
+                f"UCX get, {what}",
+                functools.partial(
+                    ucx_turn,
+                    ("-t", "ucp_get", "-s", str(size), "-O", str(depth)),
+                    fields,
+                    max(_UCX_LEAST_TRIPS, 3 * count),
+                    _TYPICAL if depth == 1 else _OVERALL,
+                    is_quick=settings.is_quick,
                 ),
-                **{name: number(record, name) for name in samples.SLEPT},
-            },
-            samples.raw_of(record),
-            record,
-        )
-        for record in found
-        if has_floor or record["contestant"] == "ours"
-    ]
+            )
 
 
-def _shm_write(settings: Settings, size: int, *, has_floor: bool) -> list[Record]:
-    seconds = 0.25 if settings.is_quick else 1.0
-    found = programs.run("shm_write", "--size", str(size), "--seconds", str(seconds))
-    seen = [record for record in found if record.get("timed") == "seen"]
-    return [
-        samples.turn(
-            samples.p2p_fields(
-                OURS if name == "ours" else f"copy: {name}",
-                OURS if name == "ours" else "floor",
-                "shm",
-                size,
-                language="C",
-                wait=samples.WAITS["spin"],
-                timed=KNOWN,
-            ),
-            samples.raw_of(record),
-            record,
-        )
-        for record in seen
-        for name in [text(record, "contestant")]
-        if has_floor or name == "ours"
-    ]
+# ---- gRPC C++ -----------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -221,109 +216,160 @@ def _grpc_server(program: Path = GRPC_PROGRAM, patience_s: float = _PATIENCE_S) 
             server.stdout.close()
 
 
-def _grpc_turns(settings: Settings, address: str) -> Iterator[tuple[str, rounds.Turn]]:
-    """It has TCP only, so one turn counts beside each of our paths."""
-    for size in settings.sizes_of("p2p"):
-        for kind, name in (("echo", "gRPC C++ unary"), ("echo-all", "gRPC C++ stream")):
-            trips = trips_of(size, is_quick=settings.is_quick)
-            words = [str(GRPC_PROGRAM), kind, address, str(size), str(trips)]
-            turn = functools.partial(_grpc, words, name, size, settings.transports)
-            yield f"{name}, {size_text(size)}", turn
+def _grpc_turns(settings: Settings, address: str, size: int) -> Turns:
+    """It has TCP only, so one turn counts with each of rdmatensor's paths."""
+    trips = transfers.trips_of(size, is_quick=settings.is_quick)
+    for kind, name in (("echo", "gRPC C++ unary"), ("echo-all", "gRPC C++ stream")):
+        words = [kind, address, str(size), str(trips)]
+        turn = functools.partial(_grpc, words, name, settings.transports)
+        yield f"{name}, {size_text(size)}", turn
 
 
-def _grpc(words: list[str], name: str, size: int, transports: Sequence[str]) -> list[Record]:
-    printed = programs.run_words(words, timeout_s=_PATIENCE_S)
+def _grpc_row_turns(settings: Settings, address: str, size: int) -> Turns:
+    for depth in transfers.depths_of(size) if size <= GRPC_MOST_BYTES else ():
+        count, times = transfers.counts_of(size, depth, is_quick=settings.is_quick)
+        for ways in transfers.WAYS:
+            for kind, name in (("row", "gRPC C++ unary"), ("row-each", "gRPC C++ stream")):
+                words = [kind, address, *map(str, (size, count, depth, times))]
+                words.append("both" if ways == transfers.WAYS[1] else "one")
+                turn = functools.partial(_grpc, words, name, settings.transports)
+                yield f"{name}, {transfers.timed_of(depth, ways)}, {size_text(size)}", turn
+
+
+def _grpc(
+    words: list[str], name: str, transports: Sequence[str], program: Path = GRPC_PROGRAM
+) -> list[Record]:
+    printed = programs.run_words([str(program), *words], timeout_s=_PATIENCE_S)
     raw_us = printed[0].get("raw_us") if len(printed) == 1 else None
     if not isinstance(raw_us, list):
-        raise RuntimeError(f"{words[0]} is of another version: bash bench/rivals/grpc/setup.sh")
-    how = {"language": "C++", "wait": samples.WAITS["sleep"], "timed": samples.HALF, "over": "tcp"}
-    return [
-        samples.turn(
-            samples.p2p_fields(name, "grpc-cpp", transport, size, **how),
-            [us * 1000 / 2 for us in raw_us],
-        )
-        for transport in transports
-    ]
+        raise RuntimeError(f"{program} is of another version: bash bench/rivals/grpc/setup.sh")
+    return [grpc_record(printed[0], name, transport) for transport in transports]
 
 
-# Of two round trips ucx_perftest 1.13 calls half of one typical: 7 ms where both took 13.
-_UCX_LEAST_TRIPS = 10
-_UCX_TESTS = {"UCX put": "ucp_put_lat", "UCX tag": "tag_lat"}
-UCX_PATHS = {"shm": "sm,self", "tcp": "tcp,self"}
+def grpc_record(found: Record, name: str, transport: str) -> Record:
+    """Return the record of a turn next to one path from what the program printed."""
+    raw_us = found["raw_us"]
+    assert isinstance(raw_us, list)
+    is_row = "depth" in found
+    depth, ways = (
+        (number(found, "depth"), transfers.WAYS[found["both"] is True]) if is_row else (1, "")
+    )
+    fields = samples.p2p_fields(
+        name,
+        "grpc-cpp",
+        transport,
+        number(found, "size"),
+        language="C++",
+        wait=samples.WAITS["sleep"],
+        timed=transfers.timed_of(depth, ways) if is_row else samples.HALF,
+        over="tcp",
+    )
+    if not is_row:
+        return samples.turn(fields, [us * 1000 / 2 for us in raw_us])
+    more: Record = {"depth": int(depth), "ways": ways}
+    costs = {one: number(found, one) for one in samples.COSTS}
+    return samples.turn({**fields, **more, **costs}, [us * 1000 for us in raw_us])
 
 
-def _ucx_turns(
-    settings: Settings, transport: str, present: set[str]
-) -> Iterator[tuple[str, rounds.Turn]]:
-    if "ucx" not in present:
-        return
-    for size in settings.sizes_of("p2p"):
-        trips = max(_UCX_LEAST_TRIPS, trips_of(size, is_quick=settings.is_quick))
-        for name, test in _UCX_TESTS.items():
-            fields = samples.p2p_fields(
-                name,
-                "ucx",
-                transport,
-                size,
-                language="C",
-                wait=samples.WAITS["spin"],
-                timed=samples.HALF,
-            )
-            words = ["-t", test, "-s", str(size), "-n", str(trips), "-w", str(warm_up_of(trips))]
-            turn = functools.partial(_ucx, words, fields, UCX_PATHS[transport])
+# ---- UCX ----------------------------------------------------------------------------------------
+
+
+def _ucx_fields(name: str, transport: str, size: int, timed: str, **more: object) -> Record:
+    how = {"language": "C", "wait": samples.WAITS["spin"], "timed": timed}
+    return {**samples.p2p_fields(name, "ucx", transport, size, **how), **more}
+
+
+def _ucx_turns(settings: Settings, transport: str, size: int, present: set[str]) -> Turns:
+    trips = max(_UCX_LEAST_TRIPS, transfers.trips_of(size, is_quick=settings.is_quick))
+    for name, test in {"UCX put": "ucp_put_lat", "UCX tag": "tag_lat"}.items():
+        if "ucx" in present:
+            fields = _ucx_fields(name, transport, size, samples.HALF)
+            words = ("-t", test, "-s", str(size))
+            turn = functools.partial(ucx_turn, words, fields, trips, _TYPICAL, is_quick=True)
             yield f"{name}, {transport} {size_text(size)}", turn
 
 
-def _ucx(words: list[str], fields: Record, path: str) -> list[Record]:
-    """One sample: ucx_perftest prints no others. Its line of CSV begins with what is typical."""
-    output = programs.run_ucx(words, path, programs.free_port(), _PATIENCE_S)
-    typical_us = programs.ucx_figures(output)[1]
-    return [samples.turn(fields, [typical_us * 1000])]
+def ucx_turn(
+    words: Sequence[str],
+    fields: Record,
+    count: int,
+    column: int = _OVERALL,
+    *,
+    is_quick: bool = False,
+) -> list[Record]:
+    """Return the record of a turn of so many messages; is_quick: without processor time."""
+    path = UCX_PATHS[text(fields, "transport")]
+
+    def run(messages: int, warm: int) -> programs.Spent:
+        many = [*words, "-n", str(messages), "-w", str(warm)]
+        return programs.run_ucx(many, path, programs.free_port(), _PATIENCE_S)
+
+    one = None if is_quick else run(1, 0)
+    warm = max(int(number(fields, "depth")), transfers.warm_up_of(count))
+    return [ucx_record(fields, one, run(count, warm), count + warm, column)]
 
 
-# Worker's name of it -> peer, and the contestant of each way of writing that counts.
+def ucx_record(
+    fields: Record,
+    one: programs.Spent | None,
+    many: programs.Spent,
+    count: int,
+    column: int = _OVERALL,
+) -> Record:
+    """Return the record of a turn; one: what a run of one message spent; count: of the other."""
+    gb = number(fields, "size") * count / 1e9
+    single_s = one.cpu_s if one is not None else many.cpu_s
+    spent = [several - single for several, single in zip(many.cpu_s, single_s, strict=True)]
+    is_known = all(own > single for own, single in zip(spent, single_s, strict=True))
+    costs = zip(samples.COSTS, (own / gb for own in spent), strict=True) if is_known else ()
+    took_us = programs.ucx_figures(many.output)[column]
+    return samples.turn({**fields, **dict(costs)}, [took_us * 1000])
+
+
+# ---- Python -------------------------------------------------------------------------------------
+
+# Worker's name -> peer, and the name in tables of each way of writing that counts.
 _PYTHON = {
-    "ours": (OURS, {"write": f"{OURS}, Python", "prepared": f"{OURS}, Python, one handle"}),
+    RDMATENSOR: (
+        RDMATENSOR,
+        {"write": f"{RDMATENSOR}, Python", "prepared": f"{RDMATENSOR}, Python, one handle"},
+    ),
     "grpc": ("grpc-python", {"write": "gRPC Python unary", "stream": "gRPC Python stream"}),
     "nixl": ("nixl", {"prepared": "NIXL, one handle"}),
     "nixl tuned": ("nixl", {"write": "NIXL tuned", "prepared": "NIXL tuned, one handle"}),
     "mooncake": ("mooncake", {"write": "Mooncake, over TCP"}),
 }
+_OVER_TCP = ("grpc", "mooncake")
 
 
-def _python_words(settings: Settings) -> list[str]:
+def _python_turns(settings: Settings, present: set[str]) -> Turns:
     counts = ("3", "60", "2") if settings.is_quick else ("10", "300", "3")
     names = ("--rounds", "--trips", "--larges")
-    return [word for pair in zip(names, counts, strict=True) for word in pair]
+    words = [word for pair in zip(names, counts, strict=True) for word in pair]
+    for worker, (peer, ways) in _PYTHON.items():
+        if peer != RDMATENSOR and peer not in present:
+            continue
+        if worker in _OVER_TCP:
+            yield worker, functools.partial(_python, worker, settings.transports, words)
+            continue
+        for transport in settings.transports:
+            turn = functools.partial(_python, worker, [transport], words)
+            yield f"{', '.join(ways.values())}, {transport}", turn
 
 
-def _python_turns(settings: Settings, present: set[str]) -> Iterator[tuple[str, rounds.Turn]]:
-    words = _python_words(settings)
-    for transport in settings.transports:
-        for worker in ("ours", "nixl", "nixl tuned"):
-            peer, ways = _PYTHON[worker]
-            if peer == OURS or peer in present:
-                turn = functools.partial(_python, worker, [transport], words)
-                yield f"{', '.join(ways.values())}, {transport}", turn
-    for worker, name in (("grpc", "gRPC Python"), ("mooncake", "Mooncake")):  # over TCP alone
-        if _PYTHON[worker][0] in present:
-            yield name, functools.partial(_python, worker, settings.transports, words)
-
-
-def contestant_of(worker: str, way: str, transport: str, size: float) -> str:
+def name_of(worker: str, way: str, transport: str, size: float) -> str:
     """Return a worker's name in tables.
 
     NIXL on one host, with its error handling between peers, has shared memory for large messages
     only, whatever is asked for: what goes over TCP then says so.
     """
     name = _PYTHON[worker][1][way]
-    return (
-        f"{name}, over TCP" if (worker, transport, size) == ("nixl", "shm", _SMALL_BYTES) else name
-    )
+    is_tcp = (worker, transport, size) == ("nixl", "shm", _SMALL_BYTES)
+    return f"{name}, over TCP" if is_tcp else name
 
 
 def _python(worker: str, transports: Sequence[str], words: list[str]) -> list[Record]:
-    """A turn: two fresh processes, over the first of the paths beside which it counts."""
+    """A turn: two fresh processes, over the first of the paths with which it counts."""
     peer, ways = _PYTHON[worker]
     python, environment = None, {"RDMATENSOR_TRANSPORT": transports[0]}
     if peer == "nixl":
@@ -331,14 +377,12 @@ def _python(worker: str, transports: Sequence[str], words: list[str]) -> list[Re
         environment = peers_of.nixl_environment(worker, transports[0])
     elif worker == "mooncake":
         python, _ = peers_of.MOONCAKE.find()
-    printed = run_pair(
-        "p2p", "--contestant", worker, *words, python=python, environment=environment
-    )
+    printed = run_ranks("p2p", 2, "--peer", worker, *words, python=python, environment=environment)
     wait = samples.WAITS["sleep" if worker == "grpc" else "spin"]
     return [
         samples.turn(
             samples.p2p_fields(
-                contestant_of(worker, text(record, "way"), transport, number(record, "size")),
+                name_of(worker, text(record, "way"), transport, number(record, "size")),
                 peer,
                 transport,
                 number(record, "size"),

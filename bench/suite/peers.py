@@ -1,4 +1,4 @@
-"""The table of peers: whom the suite measures beside rdmatensor, and how to get them."""
+"""The table of peers: what the suite measures besides rdmatensor, and how to get each."""
 
 from __future__ import annotations
 
@@ -16,42 +16,21 @@ from bench.benchlib.machine import ROOT
 from bench.benchlib.programs import GRPC_PARAMETERS, RIVALS_DIR
 
 GRPC_PROGRAM = RIVALS_DIR / "grpc_rival"
-OURS = "rdmatensor"
+RDMATENSOR = "rdmatensor"
 COPIES = "copies"
 _PROBE_LIMIT_S = 60.0
+Why = Callable[[str], str]  # takes a topic; returns why a peer cannot run in it; empty: it can
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Somebody to be measured beside us.
-
-    what: a line for people.
-    topics: where it takes part.
-    why_missing: takes a topic; returns why it cannot run in it here; empty where it can.
-    how_to_get: what installs it; empty where nothing has to be installed.
-    """
+    """A line for people, the topics, why it is missing, and what installs it (empty: nothing)."""
 
     name: str
     what: str
     topics: tuple[str, ...]
-    why_missing: Callable[[str], str]
+    why_missing: Why
     how_to_get: str = ""
-
-
-def _never(_topic: str) -> str:
-    return ""
-
-
-def _no_grpc_program(topic: str) -> str:
-    wanted = GRPC_PARAMETERS if topic == "models" else GRPC_PROGRAM
-    return "" if wanted.exists() else f"not built in build/rivals: {wanted.name}"
-
-
-def _no_module(name: str) -> Callable[[str], str]:
-    def why(_topic: str) -> str:
-        return "" if importlib.util.find_spec(name) else f"this interpreter has no module {name}"
-
-    return why
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +63,6 @@ class Interpreter:
             return None, f"{self.name} does not import: {done.stderr.strip().splitlines()[-1:]}"
         return python, ""
 
-    def why_missing(self, _topic: str) -> str:
-        """Return why it cannot run here; empty where it can."""
-        return self.find()[1]
-
 
 NIXL = Interpreter("NIXL", "RDMATENSOR_BENCH_NIXL_PYTHON", "nixl-cu12", "nixl_cu12")
 MOONCAKE = Interpreter(
@@ -109,19 +84,26 @@ def nixl_environment(worker: str, path: str) -> dict[str, str]:
     return {**quiet, "UCX_TLS": f"{path},self"} if is_held else quiet
 
 
-def _no_mpi(_topic: str) -> str:
-    return mpi.why_missing()
+def _never(_topic: str) -> str:
+    return ""
 
 
-def _no_command(name: str) -> Callable[[str], str]:
-    return lambda _topic: "" if shutil.which(name) else f"no {name} on the PATH"
+def _no_grpc_program(topic: str) -> str:
+    wanted = GRPC_PARAMETERS if topic == "models" else GRPC_PROGRAM
+    return "" if wanted.exists() else f"not built in build/rivals: {wanted.name}"
 
 
-def _no_gpu(_topic: str) -> str:
-    return "it moves GPUs' memory, and this suite measures tensors of CPUs"
+def _no_module(name: str) -> Why:
+    return lambda _: (
+        "" if importlib.util.find_spec(name) else f"this interpreter has no module {name}"
+    )
 
 
-# A line for each: add one here, and its turn in p2p.py, collectives.py, setup.py or models.py.
+def _no_command(name: str) -> Why:
+    return lambda _: "" if shutil.which(name) else f"no {name} on the PATH"
+
+
+# A line for each: add one here, and its turn in the topics.
 PEERS = (
     Peer(
         "floor",
@@ -132,8 +114,8 @@ PEERS = (
     ),
     Peer(
         COPIES,
-        "an RPC made for our transports: a private ring at the receiver and a copy out of it",
-        ("p2p", "models", "copies"),
+        "an RPC over rdmatensor's transports: a ring at the receiver and a copy out of it",
+        ("p2p", "models"),
         _never,
     ),
     Peer(
@@ -145,8 +127,8 @@ PEERS = (
     ),
     Peer(
         "grpc-python",
-        "gRPC from Python over loopback TCP: unary calls, a parameter server with streams",
-        ("p2p", "models"),
+        "gRPC from Python over loopback TCP: unary calls and a stream",
+        ("p2p",),
         _no_module("grpc"),
         "pip install grpcio",
     ),
@@ -154,23 +136,22 @@ PEERS = (
         "nixl",
         "NIXL over UCX, from Python",
         ("p2p",),
-        NIXL.why_missing,
-        "python3 -m venv build/nixl/venv; "
-        "build/nixl/venv/bin/pip install --no-deps nixl-cu12; "
+        lambda _: NIXL.find()[1],
+        "python3 -m venv build/nixl/venv; build/nixl/venv/bin/pip install --no-deps nixl-cu12; "
         "build/nixl/venv/bin/pip install numpy torch",
     ),
     Peer(
         "mooncake",
         "Mooncake's transfer engine over its TCP transport, from Python",
         ("p2p",),
-        MOONCAKE.why_missing,
+        lambda _: MOONCAKE.find()[1],
         "python3 -m venv build/mooncake/venv; "
         f"build/mooncake/venv/bin/pip install --no-deps {MOONCAKE.package} numpy",
     ),
     Peer(
         "ucx",
-        "UCX's own ucx_perftest: put, and tagged messages",
-        ("p2p", "models", "copies"),
+        "UCX's own ucx_perftest: put, get, and tagged messages",
+        ("p2p",),
         _no_command("ucx_perftest"),
         "apt-get install ucx-utils",
     ),
@@ -192,11 +173,16 @@ PEERS = (
         "mpi",
         "Open MPI's collectives and send, from Python through mpi4py's calls on buffers",
         ("collectives",),
-        _no_mpi,
+        lambda _: mpi.why_missing(),
         "apt-get install openmpi-bin; pip install mpi4py",
     ),
-    # Known, and not measured: named in the tables, so that nobody takes them for beaten.
-    Peer("nccl", "NCCL, NVIDIA's collectives", ("collectives", "models"), _no_gpu),
+    # Known, and not measured: named in the tables.
+    Peer(
+        "nccl",
+        "NCCL, NVIDIA's collectives",
+        ("collectives", "models"),
+        lambda _: "it moves GPUs' memory, and this suite measures tensors of CPUs",
+    ),
 )
 UNMEASURED = ("nccl",)
 _OVER_VERBS = ("perftest",)
@@ -205,28 +191,29 @@ _OVER_VERBS = ("perftest",)
 @functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of the peers that are no packages of this interpreter."""
-    python, _ = NIXL.find()
     probe = "import importlib.metadata as m; print(m.version('{}'))"
-    engine, _ = MOONCAKE.find()
+
+    def of(peer: Interpreter) -> str:
+        python, _ = peer.find()
+        return _output(str(python), "-c", probe.format(peer.package)) if python else "absent"
+
     return {
-        "grpc++": _said("pkg-config", "--modversion", "grpc++"),
-        "ucx": ucx_version(_said("ucx_info", "-v")),
+        "grpc++": _output("pkg-config", "--modversion", "grpc++"),
+        "ucx": ucx_version(_output("ucx_info", "-v")),
         "openmpi": mpi.version(),
-        "nixl": _said(str(python), "-c", probe.format("nixl-cu12")) if python else "absent",
-        "mooncake": _said(str(engine), "-c", probe.format(MOONCAKE.package))
-        if engine
-        else "absent",
+        "nixl": of(NIXL),
+        "mooncake": of(MOONCAKE),
     }
 
 
-def ucx_version(said: str) -> str:
+def ucx_version(printed: str) -> str:
     """Return the version in the first line of `ucx_info -v`, which differs between versions."""
     for head in ("# Library version: ", "# Version ", "# UCT version="):
-        said = said.removeprefix(head)
-    return said.partition(" ")[0]
+        printed = printed.removeprefix(head)
+    return printed.partition(" ")[0]
 
 
-def _said(*words: str) -> str:
+def _output(*words: str) -> str:
     """Return the first line of what a program prints; "absent" where there is none."""
     if shutil.which(words[0]) is None:
         return "absent"

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from bench.benchlib import rig
 from bench.benchlib.record import Record
-from bench.suite import models, rounds
+from bench.suite import models, rounds, samples
 from bench.suite.settings import Settings
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def job_of(name: str, plans: Path, folder: Path) -> Job:
 
     host = os.environ.get("RIG_ADDR" if rig.is_here() and rig.rank() else "RIG_PEER_ADDR", "")
     return Job(
-        contestant="planned",
+        name="planned",
         model=name,
         divisor=DIVISORS[name],
         ranks=2,
@@ -97,22 +97,18 @@ def measure(settings: Settings, present: set[str], progress: rounds.Progress) ->
     }
     rig.shape(settings.link_rate or RATE)
     ports = itertools.count(_FIRST_PORT)
-    contestants = [
-        who
-        for who, _ in models.worker_turns(("verbs",), present)
-        if who != "grpc"  # the server in Python
-    ]
+    peers = [who for who, _ in models.worker_turns(("verbs",), present)]
     records: list[Record] = []
     for name in settings.models or ("fcn5",):
         prepare(name)
         first = job_of(name, settings.plans or folder, folder)
         _await_plan(first, folder)
-        turns = [(who, functools.partial(_turn, first, who, ports)) for who in contestants]
+        turns = [(who, functools.partial(_turn, first, who, ports)) for who in peers]
         # All rounds: both hosts have to agree on their number, so that no clock may decide.
         found, failed = rounds.take(turns, settings.rounds or 3, float("inf"), progress)
         if failed:
             raise RuntimeError(f"a turn failed: {failed[0]['missing']}")
-        records += models.with_shares(models.merge(found)) if rig.rank() == 0 else []
+        records += models.with_shares(samples.merge(found)) if rig.rank() == 0 else []
     return records
 
 
@@ -127,7 +123,7 @@ def _await_plan(job: Job, folder: Path) -> None:
     rig.await_file(folder / f"{job.model}-ready{1 - rig.rank()}", _PLAN_LIMIT_S)
 
 
-def _turn(first: Job, contestant: str, ports: Iterator[int]) -> list[Record]:
+def _turn(first: Job, peer: str, ports: Iterator[int]) -> list[Record]:
     """Let one train on both hosts: fresh processes, and one block of steps."""
     from bench.workers import model_figures, model_groups
     from bench.workers import models as worker
@@ -136,28 +132,28 @@ def _turn(first: Job, contestant: str, ports: Iterator[int]) -> list[Record]:
     port = next(ports)
     job = replace(
         first,
-        contestant=contestant,
-        folder=first.folder / f"{port}-{contestant}",
+        name=peer,
+        folder=first.folder / f"{port}-{peer}",
         store=f"tcp://{os.environ['RIG_PEER_ADDR' if rig.rank() else 'RIG_ADDR']}:{port}",
-        warm_steps=_WARM_STEPS.get(contestant, _OTHERS_WARM_STEPS),
+        warm_steps=_WARM_STEPS.get(peer, _OTHERS_WARM_STEPS),
     )
     job.folder.mkdir(exist_ok=True)
-    kind = TRAINERS[contestant]
+    kind = TRAINERS[peer]
     works = [functools.partial(worker.train, job, rig.rank(), model_groups.OneBlock())]
     if rig.rank() == 1 and kind.server is not None:
         works.append(functools.partial(worker.serve, job))
     chosen = {"RDMATENSOR_ADOPT": "1", **kind.environment}
     pids = [model_groups.fork(work, chosen, rig.PATIENCE_S) for work in works]
-    model_groups.await_all(pids, contestant)
+    model_groups.await_all(pids, peer)
     for rank in range(job.ranks):
         rig.await_file(job.folder / f"rank{rank}")
     found = model_figures.found_by(job)
     same = len({one["bits"] for one in found}) == 1
-    if not same and contestant not in ("floor", "planned_floor"):
-        raise RuntimeError(f"{contestant}: the ranks have other parameters")
+    if not same and peer not in ("floor", "planned_floor"):
+        raise RuntimeError(f"{peer}: the ranks have other parameters")
     printed = model_figures.figures_of(job, found, 0.0)
     del printed["distance"]  # nothing was trained on Gloo to compare with
-    printed |= {"contestant": contestant, "beside": 0}
+    printed |= {"name": peer, "beside": 0}
     about = worker.about(job.model, job.divisor, job.ranks)
     return models.records_of(printed, about, "verbs", port)
 

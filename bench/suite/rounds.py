@@ -1,4 +1,4 @@
-"""Rounds: everybody has a turn in each, so that a noisy moment hits all of them."""
+"""Rounds: each peer has a turn in each, so that a noisy moment hits all of them."""
 
 from __future__ import annotations
 

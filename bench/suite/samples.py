@@ -2,14 +2,12 @@
 
 A record has the fields that say what it is, unit ("ns"), raw_ns with the samples of all turns in
 their order, turns with how many of them each turn has ("raw"), its median and, of turns that share
-processes, which of these processes' starts it belongs to ("start"), how many others had turns
-between its ("beside") and what these processes chose ("choice"), and the quantiles of all. The
-median and the band around it (p10, p90) are those of raw_ns, so that one lies in the other. A tail
-is of the single calls of all turns together where these are known; where a turn knows more than it
-prints, it is the median of what the turns say. A tail that fewer samples than LEAST would have to
-tell is left out: the 99th hundredth of six samples is the largest of them. Where p999 is left out
-the largest stands by itself (most_ns, of most_of samples). Samples of one turn resemble each other:
-what compares two results has to draw turns, not samples (compare.py).
+processes, which start of these it belongs to ("start"), how many others had turns between its
+("beside") and what these processes chose ("choice"), and the quantiles of all. The median and the
+band (p10, p90) are of raw_ns. A tail is of the single calls of all turns where these are known;
+where a turn knows more than it prints, it is the median of what the turns print. A tail of fewer
+samples than LEAST is left out; in place of p999 the largest stands (most_ns, of most_of samples).
+Samples of one turn resemble each other: a comparison has to draw turns, not samples (compare.py).
 """
 
 from __future__ import annotations
@@ -35,30 +33,20 @@ HALF = "half a round trip"
 COSTS = ("first_cpu_s_per_gb", "second_cpu_s_per_gb")
 # How often the first side's process slept in a round trip, and its processor time for one.
 SLEPT = ("switches_per_trip", "cpu_ns_per_trip")
-# Of a turn, besides its samples: CPU time of a call, the same loop without communication, the
-# memory of a rank, and quantiles of single calls where a turn prints no more of them.
-_OF_TURNS = (*COSTS, *SLEPT, "call_cpu_ns", "loop_ns", "rank_bytes", "p50_ns", "p99_ns")
+# Of a turn, besides its samples.
+_OF_TURNS = (
+    *(*COSTS, *SLEPT, "call_cpu_ns", "loop_ns", "rank_bytes", "p50_ns", "p99_ns"),
+    *("cpu_ns", "memory_bytes", "arena_bytes"),
+)
 LOOPS = "loop_by_turn_ns"  # loop_ns of each turn, in their order
 # What tells one thing measured from another.
-KEYS = ("topic", "contestant", "transport", "op", "size", "ranks", "language", "wait", "timed")
+KEYS = ("topic", "name", "transport", "op", "size", "ranks", "language", "wait", "timed")
 
 
-def p2p_fields(contestant: str, peer: str, transport: str, size: float, **more: str) -> Record:
+def p2p_fields(name: str, peer: str, transport: str, size: float, **more: str) -> Record:
     """Return what a record of one transfer begins with; size: bytes."""
-    return {
-        "topic": "p2p",
-        "contestant": contestant,
-        "peer": peer,
-        "transport": transport,
-        "size": int(size),
-        "depth": 1,
-        **more,
-    }
-
-
-def floor_name(transport: str) -> str:
-    """Return what the C programs' floor does over a path."""
-    return "plain socket" if transport == "tcp" else "memcpy and flag"
+    head: Record = {"topic": "p2p", "name": name, "peer": peer, "transport": transport}
+    return {**head, "size": int(size), "depth": 1, **more}
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
@@ -83,23 +71,15 @@ def turn(
         known = {"samples": len(calls_ns), **high}
     whole = [round(ns) for ns in raw_ns]
     count = int(number(known, "samples")) if known else len(whole)
-    told = [name for name in TAILS if count >= LEAST[name]]
-    tails = {name: quantile(whole, TAILS[name]) for name in told}
-    stated = {name: number(known, name) for name in told if known and name in known}
-    return {
-        **fields,
-        "unit": UNIT,
-        **_middle(whole),
-        **tails,
-        **stated,
-        "samples": count,
-        "raw_ns": whole,
-        **({"calls_ns": list(calls_ns)} if calls_ns else {}),
-    }
+    enough = [name for name in TAILS if count >= LEAST[name]]
+    tails = {name: quantile(whole, TAILS[name]) for name in enough}
+    tails |= {name: number(known, name) for name in enough if known and name in known}
+    calls: Record = {"calls_ns": list(calls_ns)} if calls_ns else {}
+    middle = _middle(whole)
+    return {**fields, "unit": UNIT, **middle, **tails, "samples": count, "raw_ns": whole, **calls}
 
 
 def _middle(raw_ns: Sequence[float]) -> Record:
-    """Return the median, and the band around it."""
     band = {name: quantile(raw_ns, fraction) for name, fraction in BAND.items()}
     return {"median_ns": quantile(raw_ns, 0.5), **band}
 
@@ -115,11 +95,7 @@ def raw_of(record: Record) -> list[int]:
 
 
 def figure(record: Record, name: str) -> float:
-    """Return a quantile of a record by its name, the band's as it is defined here.
-
-    Files from before it was keep in its place the median of what the turns said, which the median
-    of all samples may lie outside of.
-    """
+    """Return a quantile of a record by its name; the band's from its samples."""
     return quantile(raw_of(record), BAND[name]) if name in BAND else number(record, name)
 
 
@@ -135,47 +111,50 @@ def turns_of(record: Record) -> list[list[int]]:
 
 
 def starts_of(record: Record) -> dict[object, list[list[int]]]:
-    """Return the samples of each turn, by the start of the processes that took them.
-
-    A turn of which nothing else is said had processes of its own.
-    """
+    """Return the samples of each turn, by the start of the processes that took them."""
     found: dict[object, list[list[int]]] = {}
-    said = cast("list[Record]", record["turns"])
-    for place, (one, raw) in enumerate(zip(said, turns_of(record), strict=True)):
+    turns = cast("list[Record]", record["turns"])
+    for place, (one, raw) in enumerate(zip(turns, turns_of(record), strict=True)):
         found.setdefault(one.get("start", (place,)), []).append(raw)
+    return found
+
+
+def grouped(turns: Sequence[Record]) -> dict[tuple[object, ...], list[Record]]:
+    """Return the records of each key."""
+    found: dict[tuple[object, ...], list[Record]] = {}
+    for record in turns:
+        found.setdefault(key_of(record), []).append(record)
     return found
 
 
 def merge(turns: Sequence[Record]) -> list[Record]:
     """Return one record for each key, in the order of their first turns."""
-    found: dict[tuple[object, ...], list[Record]] = {}
-    for record in turns:
-        found.setdefault(key_of(record), []).append(record)
-    return [_merge_one(of_key) for of_key in found.values()]
+    return [_merge_one(of_key) for of_key in grouped(turns).values()]
 
 
 def _merge_one(turns: list[Record]) -> Record:
-    of_all = [name for name in _OF_TURNS if all(name in one for one in turns)]
-    apart = {*_OF_SAMPLES, *_OF_TURNS}  # of a turn, or of some turns only
+    def middle_of(names: Sequence[str]) -> dict[str, float]:
+        shared = [name for name in names if all(name in one for one in turns)]
+        return {name: quantile([number(one, name) for one in turns], 0.5) for name in shared}
+
+    apart = {*_OF_SAMPLES, *_OF_TURNS, "parts"}  # of a turn, or of some turns only
     fields = {name: value for name, value in turns[0].items() if name not in apart}
     raw = [ns for record in turns for ns in raw_of(record)]
-    tails = {
-        name: quantile([number(one, name) for one in turns], 0.5)
-        for name in TAILS
-        if all(name in one for one in turns)
-    }
+    tails: Record = {**middle_of(tuple(TAILS))}
     calls = _calls_of(turns)
     if calls is not None:
-        told = {name: quantile(calls, TAILS[name]) for name in TAILS if len(calls) >= LEAST[name]}
-        tails = {**tails, **told}
+        tails |= {name: quantile(calls, TAILS[name]) for name in TAILS if len(calls) >= LEAST[name]}
         if "p999" not in tails:
-            tails = {**tails, "most_ns": max(calls), "most_of": len(calls)}
-    costs = {name: quantile([number(one, name) for one in turns], 0.5) for name in of_all}
-    loops = {LOOPS: [number(one, "loop_ns") for one in turns]} if "loop_ns" in of_all else {}
+            tails |= {"most_ns": max(calls), "most_of": len(calls)}
+    costs: Record = {**middle_of(_OF_TURNS)}
+    if "loop_ns" in costs:
+        costs[LOOPS] = [number(one, "loop_ns") for one in turns]
+    if all("parts" in one for one in turns):
+        parts = [cast("dict[str, float]", one["parts"]) for one in turns]
+        costs["parts"] = {name: quantile([of[name] for of in parts], 0.5) for name in parts[0]}
     return {
         **fields,
         **costs,
-        **loops,
         **_middle(raw),
         **tails,
         "samples": sum(int(number(one, "samples")) for one in turns),
@@ -201,7 +180,7 @@ def _calls_of(turns: Sequence[Record]) -> list[int] | None:
 
 
 def tail_text(record: Record, name: str) -> str:
-    """Return a tail; in place of the highest the largest of too few samples, named as such."""
+    """Return a quantile; in place of the highest the largest of too few samples, named as such."""
     if name in record:
         return time_text(figure(record, name))
     if name == "p999" and "most_ns" in record:

@@ -1,9 +1,8 @@
 """Set-up: how long ranks take until they can work together, and the memory, against their number.
 
-bench/workers/setup.py says what is timed and counted. Time is fitted as a * ranks^b, which is a
-line in logarithms: b tells how it grows. A rank's memory is fitted as a + b * (ranks - 1), what it
-costs alone and what for each other rank: where nobody reaches more than two, b is what a peer costs
-that is not talked to.
+bench/workers/setup.py says what is timed and counted. Time is fitted as a * ranks^b: b tells how it
+grows. A rank's memory is fitted as a + b * (ranks - 1), what it costs alone and what for each other
+rank: where each rank reaches at most two, b is what a peer costs that is not talked to.
 """
 
 from __future__ import annotations
@@ -15,15 +14,14 @@ from collections.abc import Sequence
 from bench.benchlib.pairs import run_ranks
 from bench.benchlib.record import Record, number, text
 from bench.suite import rounds, samples
-from bench.suite.peers import OURS, Peer
+from bench.suite.peers import RDMATENSOR, Peer
 from bench.suite.settings import Settings
 
-_QUICK_MOST = 8
-_FULL_MOST = 128
+_QUICK_MOST, _FULL_MOST = 8, 128
 _TURN_PATIENCE_S = 1500.0
-LAZY = "neighbours"
+FITTED_RANKS = 64  # RDTI_TEAM_MAX: up to here a group of one host has boards in shared memory
 TIMED = {
-    LAZY: "store connected, until each heard from a neighbour",
+    "neighbours": "store connected, until each heard from a neighbour",
     "barrier": "store connected, until the first barrier",
     "all_to_all": "store connected, until the first all_to_all",
 }
@@ -41,17 +39,13 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
     The paths share the time, and none begins a number of ranks that is expected to end after its
     share, unless settings.ranks asks for it: a record for each that was left out says so.
     """
-    most = settings.ranks or (_QUICK_MOST if settings.is_quick else _FULL_MOST)
-    numbers = ladder(most)
-    backends = [OURS, *(peer.name for peer in peers)]
+    numbers = ladder(settings.ranks or (_QUICK_MOST if settings.is_quick else _FULL_MOST))
+    backends = [RDMATENSOR, *(peer.name for peer in peers)]
     seconds = settings.seconds_of("setup")
     share_s = math.inf if settings.ranks else seconds / len(settings.transports)
     turns = [
-        (
-            f"{transport}",
-            functools.partial(_turn, transport, numbers, backends, share_s, progress),
-        )
-        for transport in settings.transports
+        (path, functools.partial(_turn, path, numbers, backends, share_s, progress))
+        for path in settings.transports
     ]
     found, failed = rounds.take(
         turns, settings.rounds_of(), seconds, progress, is_strict=settings.is_quick
@@ -88,16 +82,14 @@ def _turn(
     printed = run_ranks(
         "setup",
         1,
-        *("--ranks", ",".join(map(str, numbers))),
-        *("--backends", ",".join(backends)),
+        *("--ranks", ",".join(map(str, numbers)), "--backends", ",".join(backends)),
         *("--seconds", f"{share_s:g}"),
         environment={"RDMATENSOR_TRANSPORT": transport},
         timeout_s=_TURN_PATIENCE_S,
     )
     found: dict[tuple[object, ...], list[Record]] = {}
     for record in printed:
-        key = (record["contestant"], record["op"], record["ranks"])
-        found.setdefault(key, []).append(record)
+        found.setdefault((record["name"], record["op"], record["ranks"]), []).append(record)
     most = max(int(number(record, "ranks")) for record in printed)
     if most < numbers[-1]:
         progress.say(f"{transport}: {most} ranks, and no time for more", is_round=True)
@@ -105,7 +97,7 @@ def _turn(
         samples.turn(
             {
                 "topic": "setup",
-                "contestant": backend,
+                "name": backend,
                 "peer": backend,
                 "transport": transport,
                 "op": step,
@@ -121,10 +113,6 @@ def _turn(
     ]
 
 
-# Of one host, up to which a group has boards in shared memory: RDTI_TEAM_MAX.
-FITTED_RANKS = 64
-
-
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
     """Return a and b of y = a + b x by least squares; None below 3 points."""
     if len(points) < 3:
@@ -135,36 +123,27 @@ def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
     return mean_y - together / spread * mean_x, together / spread
 
 
-def _fitted(records: Sequence[Record]) -> list[Record]:
-    """Those of one regime: larger groups of a host have no boards (RDTI_TEAM_MAX)."""
-    return [record for record in records if number(record, "ranks") <= FITTED_RANKS]
-
-
 def power(records: Sequence[Record]) -> tuple[float, float] | None:
     """Fit time = a * ranks^b in logarithms; return a in ns and b, None below 3 points."""
+    fitted = [one for one in records if number(one, "ranks") <= FITTED_RANKS]
     line = _line(
-        [
-            (math.log(number(record, "ranks")), math.log(number(record, "median_ns")))
-            for record in _fitted(records)
-        ]
+        [(math.log(number(one, "ranks")), math.log(number(one, "median_ns"))) for one in fitted]
     )
     return None if line is None else (math.exp(line[0]), line[1])
 
 
 def memory(records: Sequence[Record]) -> tuple[float, float] | None:
     """Fit a rank's bytes = a + b * (ranks - 1); return a and b, None below 3 points."""
-    counted = [record for record in _fitted(records) if "rank_bytes" in record]
-    return _line(
-        [(number(record, "ranks") - 1, number(record, "rank_bytes")) for record in counted]
-    )
+    fitted = [one for one in records if number(one, "ranks") <= FITTED_RANKS]
+    fitted = [one for one in fitted if "rank_bytes" in one]
+    points = [(number(one, "ranks") - 1, number(one, "rank_bytes")) for one in fitted]
+    return _line(points)
 
 
 def curves(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Return the records of each curve, by its name, with growing numbers of ranks."""
     found: dict[str, list[Record]] = {}
-    for record in records:
-        name = f"{text(record, 'transport')}, {record['contestant']}, {record['timed']}"
+    for record in sorted(records, key=lambda one: number(one, "ranks")):
+        name = f"{text(record, 'transport')}, {record['name']}, {record['timed']}"
         found.setdefault(name, []).append(record)
-    return {
-        name: sorted(curve, key=lambda one: number(one, "ranks")) for name, curve in found.items()
-    }
+    return found

@@ -1,35 +1,34 @@
-"""What was measured, as tables of text."""
+"""What was measured, as tables of text: one renderer for all that is timed, and topics' own."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.units import size_text, time_text
 from bench.suite import (
-    breakdown,
-    busy_tables,
-    collective_tables,
-    convergence,
-    copies,
+    busy,
+    collectives,
     costs,
-    hosts,
     links,
+    models,
     samples,
     scale,
-    streams,
-    targets,
-    tensors,
+    setup,
+    transfers,
+    verbs,
 )
-from bench.suite import models as training
-from bench.suite.exposure import Exposed
-from bench.suite.layout import layout
-from bench.suite.peers import OURS
-from bench.suite.settings import KIB, MIB
-from bench.suite.setup import curves, memory, power
+from bench.suite.layout import geometric, layout
+from bench.suite.peers import RDMATENSOR
+from bench.suite.settings import KIB, PLAIN, ROWS
 
 _NO_RATE_BYTES = 1024  # below it a rate says nothing
-_SLEEPS = 0.5  # of a round trip, in which a side waits once: who slept in fewer did not wait so
+_SLEEPS = 0.5  # of a round trip, in which a side waits once: fewer sleeps are no way of waiting
+_WIDTH = 120
+NAMES = {"gloo": "Gloo", "OpenMPI": "Open MPI"}  # of the other libraries of collectives
+Cell = tuple[object, ...]
+Known = dict[str, dict[Cell, Record]]  # by name
 
 
 def measured(records: Sequence[Record]) -> list[Record]:
@@ -47,128 +46,61 @@ def missing(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def cell_of(record: Record) -> tuple[object, ...]:
-    """Return what contestants share who are compared: all but who they are and how they wait."""
+def cell_of(record: Record) -> Cell:
+    """Return what those share who are compared: all but who they are and how they wait."""
     is_python = record.get("language") == "Python"
     keys = ("topic", "op", "transport", "size", "ranks", "timed")
     return (*(record.get(key) for key in keys), is_python)
 
 
-def best_floors(records: Sequence[Record]) -> list[Record]:
-    """Leave out all but the fastest floor of each cell."""
-    best: dict[tuple[object, ...], Record] = {}
+def fastest_of(records: Sequence[Record], peer: str) -> dict[Cell, Record]:
+    """Return a peer's fastest record of each cell and way of waiting."""
+    best: dict[Cell, Record] = {}
     for record in records:
-        if record["peer"] == "floor":
-            key = (*cell_of(record), record.get("wait"))
-            if key not in best or number(record, "median_ns") < number(best[key], "median_ns"):
-                best[key] = record
-    kept = {id(record) for record in best.values()}
-    return [one for one in records if one["peer"] != "floor" or id(one) in kept]
-
-
-def ours_of(records: Sequence[Record]) -> dict[tuple[object, ...], Record]:
-    """Return our fastest record of each cell and way of waiting."""
-    best: dict[tuple[object, ...], Record] = {}
-    for record in records:
-        if record["peer"] == OURS:
-            key = (*cell_of(record), record.get("wait"))
-            if key not in best or number(record, "median_ns") < number(best[key], "median_ns"):
-                best[key] = record
+        key = (*cell_of(record), record.get("wait"))
+        if record["peer"] == peer and (
+            key not in best or number(record, "median_ns") < number(best[key], "median_ns")
+        ):
+            best[key] = record
     return best
 
 
-def factors_of(
-    record: Record, ours: dict[tuple[object, ...], Record]
-) -> tuple[float | None, float | None]:
-    """Return how many times as long as we somebody takes: waiting alike, and over our spinning.
+def factors_of(record: Record, own: dict[Cell, Record]) -> tuple[float | None, float | None]:
+    """Return the ratio of a record's time to rdmatensor's: waiting alike, and to spinning.
 
-    None where we did not wait so. The second is that of rivals who sleep, and may have no choice:
-    a floor that sleeps is no floor under what spins.
+    None where rdmatensor did not wait so. The second is that of peers that sleep, and may have no
+    choice: a floor that sleeps is no floor under what spins.
     """
-    if record["peer"] == OURS:
+    if record["peer"] == RDMATENSOR:
         return None, None
     cell, wait = cell_of(record), record.get("wait")
-    spinning = ours.get((*cell, "spinning"))
-    is_mixed = wait == "sleeping" and record["peer"] != "floor"
-    return (
-        _over(record, ours.get((*cell, wait))),
-        _over(record, spinning) if is_mixed else None,
-    )
+    is_mixed = wait == samples.WAITS["sleep"] and record["peer"] != "floor"
+    alike, spinning = own.get((*cell, wait)), own.get((*cell, "spinning"))
+    return _times(record, alike), _times(record, spinning) if is_mixed else None
 
 
-def _over(record: Record, ours: Record | None) -> float | None:
-    return None if ours is None else number(record, "median_ns") / number(ours, "median_ns")
+def _times(record: Record, own: Record | None) -> float | None:
+    return None if own is None else number(record, "median_ns") / number(own, "median_ns")
 
 
-_APART = (streams.is_stream, streams.is_cold, streams.is_read)  # have tables of their own
-
-
-def p2p(records: Sequence[Record]) -> str:
-    """Time of one transfer and its rate, what gains, messages in a row, reads, and a cold start."""
-    rows = [one for one in records if streams.is_stream(one)]
-    cold = [one for one in records if streams.is_cold(one)]
-    read = [one for one in records if streams.is_read(one)]
-    single = [one for one in records if not any(of(one) for of in _APART)]
-    gains = tensors.gains(single)
-    heads = ("what gains", "slot", *(name for name, _, _ in tensors.GAINS))
-    parts = [
-        _transfers("one transfer", single),
-        f"{layout(heads, gains)}\n{tensors.GAINS_NOTE}" if gains else "",
-        _transfers("messages in a row", rows),
-        _transfers("one-sided reads", read),
-        _cold(cold) if cold else "",
-    ]
-    return "\n\n".join(part for part in parts if part)
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _cost(record: Record, name: str) -> str:
-    """Processor time is not known of all."""
     return f"{number(record, name):.3g}" if name in record else "-"
 
 
-def _cold(records: Sequence[Record]) -> str:
-    return layout(
-        ("cold start", "who", "p50", "least", "most"),
-        [
-            (
-                f"{record['transport']}, {size_text(number(record, 'size'))} of memory",
-                f"{text(record, 'contestant')}: {text(record, 'timed').removeprefix(streams.COLD)}",
-                time_text(number(record, "median_ns")),
-                time_text(min(samples.raw_of(record))),
-                time_text(max(samples.raw_of(record))),
-            )
-            for record in records
-        ],
-    )
-
-
-def _transfers(name: str, records: Sequence[Record]) -> str:
-    """Time, rate and processor time of each side; "" without records."""
-    ours = ours_of(records)
-    factors = ("over our spinning", "times ours, waiting alike")
-    cpu = ("first side's CPU s/GB", "second side's")
-    heads = (name, "who", "p50", "p99", "p999", "GB/s each way", *cpu, *factors)
-    lines = []
-    for record in _grouped(best_floors(records)):
-        size, median_ns = number(record, "size"), number(record, "median_ns")
-        lines.append(
-            (
-                f"{text(record, 'transport')} {size_text(size)}",
-                f"{text(record, 'contestant')}, {_waited(record)}, {record['timed']}",
-                time_text(median_ns),
-                *(samples.tail_text(record, name) for name in ("p99", "p999")),
-                f"{size / median_ns:.3f}" if size >= _NO_RATE_BYTES else "-",
-                *(_cost(record, name) for name in samples.COSTS),
-                _figure(factors_of(record, ours)[1]),
-                _factor(record, ours),
-            )
-        )
-    return layout(heads, lines) if lines else ""
+def _what(record: Record) -> str:
+    words = [str(record[key]) for key in ("op", "transport") if record.get(key)]
+    words += [size_text(number(record, "size"))] if number(record, "size") > 0 else []
+    words += [f"{record['ranks']} ranks"] if record.get("ranks") else []
+    return ", ".join(words)
 
 
 def _waited(record: Record) -> str:
-    """How somebody waited; of who was to sleep how often it did, where that is known."""
-    wait = text(record, "wait")
+    """How a peer waited; of one that was to sleep how often it did, where that is known."""
+    wait = str(record.get("wait", record.get("waits", "never")))
     if wait != samples.WAITS["sleep"] or samples.SLEPT[0] not in record:
         return wait
     slept = number(record, samples.SLEPT[0])
@@ -176,130 +108,227 @@ def _waited(record: Record) -> str:
     return f"{word} ({slept:.2f} times a trip, CPU {time_text(number(record, samples.SLEPT[1]))})"
 
 
-def _factor(record: Record, ours: dict[tuple[object, ...], Record]) -> str:
-    return _figure(factors_of(record, ours)[0])
-
-
-def _figure(factor: float | None) -> str:
-    return "-" if factor is None else f"{factor:.2f}"
-
-
-def _grouped(records: Sequence[Record]) -> list[Record]:
-    """Sort by what contestants share, in the order in which it came, ours first."""
+def grouped(records: Sequence[Record]) -> list[Record]:
+    """Sort by cells, in the order in which they came, rdmatensor first."""
     places = {key: place for place, key in enumerate(dict.fromkeys(map(cell_of, records)))}
-    return sorted(records, key=lambda one: (places[cell_of(one)], one["peer"] != OURS))
+    return sorted(records, key=lambda one: (places[cell_of(one)], one["peer"] != RDMATENSOR))
 
 
-def setup(records: Sequence[Record]) -> str:
-    """Time until ranks can work, memory, and how both grow with their number."""
-    ours = ours_of(records)
-    heads = ("", "who", "ranks", "p50", "least", "most", "times ours", "memory of a rank")
-    lines = [
-        (
-            f"{record['transport']} {record['timed']}",
-            text(record, "contestant"),
-            f"{record['ranks']}",
-            time_text(number(record, "median_ns")),
-            time_text(min(samples.raw_of(record))),
-            time_text(max(samples.raw_of(record))),
-            _factor(record, ours),
-            _kib(number(record, "rank_bytes")) if "rank_bytes" in record else "-",
-        )
-        for record in _grouped(records)
-    ]
-    fits = [line for name, curve in curves(records).items() for line in _fits(name, curve)]
-    return "\n".join([layout(heads, lines), *fits])
-
-
-def _fits(name: str, curve: Sequence[Record]) -> list[str]:
-    time, held = power(curve), memory(curve)
-    words = [] if time is None else [f"grows as ranks^{time[1]:.2f}"]
-    if held is not None:
-        words.append(f"memory of a rank {_kib(held[0])} and {_kib(held[1])} for each other")
-    return [f"{name}: {'; '.join(words)}"] if words else []
-
-
-def _kib(size_bytes: float) -> str:
-    return f"{size_bytes / KIB:.0f} KiB"
-
-
-def models(records: Sequence[Record]) -> str:
-    """Time of a training step, what of it communication costs, memory, and the targets."""
-    heads = (
-        *("", "who", "p50", "p10", "p90", "exposed", "99 % of draws", "share", "CPU a step"),
-        *("memory MiB", "arena MiB", "times planned", "from Gloo's"),
-    )
-    planned = training.planned_of(records)
-    exposed = training.exposures(records)
+def timed(name: str, records: Sequence[Record]) -> str:
+    """Return the table of records that are one time of one size: time, tails, rate, ratios."""
+    own, floors = fastest_of(records, RDMATENSOR), fastest_of(records, "floor")
+    kept = {id(record) for record in floors.values()}
+    cpu = ("first side's CPU s/GB", "second side's")
+    factors = ("over spinning", "over rdmatensor")
+    heads = (name, "who", "p50", "p99", "p999", "GB/s each way", *cpu, *factors)
     lines = []
-    for record in sorted(records, key=training.place_of):
-        ours = planned.get(training.cell_of(record))
-        has_floor = "share" in record
+    for one in grouped([one for one in records if one["peer"] != "floor" or id(one) in kept]):
+        size, median_ns = number(one, "size"), number(one, "median_ns")
+        alike, mixed = factors_of(one, own)
         lines.append(
             (
-                _model_name(record),
-                text(record, "contestant"),
-                *(time_text(samples.figure(record, name)) for name in ("median_ns", "p10", "p90")),
-                collective_tables.signed_time(number(record, "exposed_ns")) if has_floor else "-",
-                _drawn(exposed.get(samples.key_of(record))),
-                f"{100 * number(record, 'share'):.0f} %" if has_floor else "-",
-                time_text(number(record, "cpu_ns")),
-                *(_mib(record, name) for name in ("memory_bytes", "arena_bytes")),
-                f"{number(record, 'median_ns') / number(ours, 'median_ns'):.2f}" if ours else "-",
-                f"{number(record, 'distance'):.1g}"
-                if record["peer"] != "floor" and "distance" in record
-                else "-",
+                _what(one),
+                ", ".join((text(one, "name"), _waited(one), text(one, "timed"))),
+                time_text(median_ns),
+                *(samples.tail_text(one, tail) for tail in samples.TAILS),
+                f"{size / median_ns:.3f}" if size >= _NO_RATE_BYTES else "-",
+                *(_cost(one, cost) for cost in samples.COSTS),
+                *map(_figure, (mixed, alike)),
             )
         )
-    steps = sorted(records, key=training.place_of)
-    parts = breakdown.rows(steps, _model_name)
-    more = ["", layout(breakdown.HEADS, parts), ""] if parts else []
-    fault_heads, faults = breakdown.faults(steps, _model_name)
-    more += ([] if more else [""]) + [layout(fault_heads, faults), ""] if faults else []
-    return "\n".join(
-        [layout(heads, lines), *more, *training.apart(records), *targets.of_models(records)]
+    return layout(heads, lines)
+
+
+def _p2p(records: Sequence[Record]) -> str:
+    kinds: dict[str, list[Record]] = {}
+    for one in records:
+        kinds.setdefault(transfers.kind_of(one), []).append(one)
+    return "\n\n".join(timed(kind, of_kind) for kind, of_kind in kinds.items())
+
+
+# ---- Collectives --------------------------------------------------------------------------------
+
+_HEADS = (
+    *("", "who", "size", "tensors", "p50", "p90", "call p99", "call p999", "alone", "net"),
+    *("algbw GB/s", "busbw GB/s", "CPU a call", "CPU s/GB", "of floor", "over rdmatensor"),
+)
+_NOTE = (
+    "alone: the same loop without communication, where the ranks use the tensors; net: the rest "
+    "without that of its own turn, which bandwidths and ratios are of. CPU: of all ranks together. "
+    "of floor: the copy floor's time over this one's. An arena's row has the others' of the same "
+    "tensors next to it."
+)
+
+
+def row_of(record: Record) -> str:
+    """Return how the tensors were used."""
+    return str(record.get("row", PLAIN))
+
+
+def call_of(record: Record, row: str | None = None) -> Cell:
+    """Return what records share that did the same; row: as if it were another one's."""
+    keys = ("topic", "transport", "ranks", "op", "size")
+    return (*(record.get(key) for key in keys), row or row_of(record))
+
+
+def by_name(records: Sequence[Record]) -> Known:
+    """Return the records of each name by what they did."""
+    found: Known = {}
+    for record in records:
+        found.setdefault(text(record, "name"), {})[call_of(record)] = record
+    return found
+
+
+def other_of(record: Record, others: dict[Cell, Record]) -> Record | None:
+    """Return another's record of the same call; without an arena, of the same tensors again."""
+    row = "same" if row_of(record) == "arena" else row_of(record)
+    return others.get(call_of(record, row))
+
+
+def over(record: Record | None, other: Record | None) -> float | None:
+    """Return the ratio of both times, without what the ranks do themselves."""
+    if record is None or other is None or record is other:
+        return None
+    took, others = collectives.net_ns(record), collectives.net_ns(other)
+    return took / others if took > 0 and others > 0 else None
+
+
+def _collectives(records: Sequence[Record]) -> str:
+    known = by_name(records)
+    places = {key: place for place, key in enumerate(dict.fromkeys(map(call_of, records)))}
+    ranks = {RDMATENSOR: 0, "floor": 2}
+    ordered = sorted(
+        records, key=lambda one: (places[call_of(one)], ranks.get(text(one, "peer"), 1))
+    )
+    parts = [
+        layout(_HEADS, [_call(record, known) for record in ordered]),
+        textwrap.fill(_NOTE, _WIDTH),
+        *(
+            textwrap.fill(line, _WIDTH, subsequent_indent="    ")
+            for line in [*verdicts(records), *verbs.shares(records)]
+        ),
+    ]
+    return "\n".join(parts)
+
+
+def _call(record: Record, known: Known) -> tuple[str, ...]:
+    how, size = record.get("waits", "never"), number(record, "size")
+    has_loop, is_large = "loop_ns" in record, size >= _NO_RATE_BYTES
+    floor = known.get(collectives.COPY_FLOOR, {}).get(call_of(record, PLAIN))
+    rates = [
+        f"{number(record, name):.2f}" if is_large and name in record else "-"
+        for name in ("algbw_gb_per_s", "busbw_gb_per_s")
+    ]
+    net_ns = collectives.net_ns(record)
+    return (
+        f"{record['op']}, {record['transport']}, {record['ranks']} ranks",
+        text(record, "name") + (f", {how}" if how != "never" else ""),
+        size_text(size) if record["op"] != "barrier" else "-",
+        row_of(record),
+        *(samples.tail_text(record, name) for name in ("median_ns", "p90", "p99", "p999")),
+        samples.tail_text(record, "loop_ns") if has_loop else "-",
+        ("-" * (net_ns < 0) + time_text(abs(net_ns))) if has_loop else "-",
+        *rates,
+        samples.tail_text(record, "call_cpu_ns"),
+        _cost(record, "cpu_s_per_gb") if is_large else "-",
+        _figure(over(floor, record)) if record["peer"] != "floor" else "-",
+        _figure(over(record, known.get(RDMATENSOR, {}).get(call_of(record)))),
     )
 
 
-def _drawn(exposed: Exposed | None) -> str:
-    found = None if exposed is None else exposed.interval
-    if found is None:
-        return "-"
-    return " to ".join(map(collective_tables.signed_time, found))
+def verdicts(records: Sequence[Record]) -> list[str]:
+    """Return a line for each path, number of ranks, row and other library.
+
+    Each has the geometric mean of the ratios, and all calls in which the other one is faster.
+    """
+    known = by_name(records)
+    groups: dict[Cell, list[Record]] = {}
+    for one in known.get(RDMATENSOR, {}).values():
+        groups.setdefault((one["transport"], one["ranks"], row_of(one)), []).append(one)
+    lines = []
+    for (transport, ranks, way), own in sorted(
+        groups.items(), key=lambda item: (PLAIN, *ROWS).index(str(item[0][2]))
+    ):
+        for who, name in NAMES.items():
+            ratios = [
+                (ratio, f"{one['op']} {size_text(number(one, 'size'))}".removesuffix(" 0 B"))
+                for one in own
+                if (ratio := over(other_of(one, known.get(who, {})), one)) is not None
+            ]
+            if not ratios:
+                continue
+            cores = f" on {own[0]['cores']} cores" if "cores" in own[0] else ""
+            faster = ", ".join(f"{what} ({of:.2f})" for of, what in sorted(ratios) if of < 1)
+            lines.append(
+                f"{transport}, {ranks} ranks{cores}, {way}: {name}'s time over rdmatensor's, "
+                f"geometric mean of {len(ratios)}: {geometric([of for of, _ in ratios]):.2f}; "
+                f"{name} is faster in: {faster or 'none'}"
+            )
+    return lines
 
 
-def _mib(record: Record, name: str) -> str:
-    """MiB; older files have none of some."""
-    return f"{number(record, name) / MIB:.0f}" if record.get(name) else "-"
+def _hosts(records: Sequence[Record]) -> str:
+    """A line for each operation and size, with each algorithm's time and tail."""
+    names = list(dict.fromkeys(text(one, "name") for one in records))
+    found: dict[Cell, dict[str, Record]] = {}
+    for one in records:
+        found.setdefault((one["op"], one["size"]), {})[text(one, "name")] = one
+    parts = []
+    for head, name in (("median", "median_ns"), ("p99.9 of single calls", "p999")):
+        lines = [
+            (
+                str(op),
+                size_text(float(str(size))),
+                *(samples.tail_text(of[who], name) for who in names),
+            )
+            for (op, size), of in found.items()
+        ]
+        parts.append(layout((head, "size", *names), lines))
+    for name in names:
+        ratios = [
+            number(of[name], "median_ns") / number(of["auto"], "median_ns") for of in found.values()
+        ]
+        if name != "auto":
+            parts.append(f"{name}'s time over auto's, geometric mean: {geometric(ratios):.2f}")
+    return "\n\n".join(parts[:2]) + "\n\n" + "\n".join(parts[2:])
 
 
-def _model_name(record: Record) -> str:
-    """A model, its parameters, and by how much its widths were divided."""
-    scaled = "" if record["divisor"] == 1 else f", widths / {record['divisor']}"
-    mib = number(record, "size") / (1 << 20)
-    return f"{record['op']} {mib:.1f} MiB{scaled}, {record['transport']}, {record['ranks']} ranks"
-
-
-def curves_of_losses(records: Sequence[Record]) -> str:
-    """When each contestant's loss had fallen how far."""
-    return layout(convergence.HEADS, convergence.rows(records))
-
-
-def rates_of_copies(records: Sequence[Record]) -> str:
-    """The copy variant of models, and what others would use in its place."""
-    return layout(copies.HEADS, copies.rows(records))
+def _setup(records: Sequence[Record]) -> str:
+    """Time until ranks can work, memory, and how both grow with their number."""
+    own = fastest_of(records, RDMATENSOR)
+    lines = [
+        (
+            f"{one['transport']} {one['timed']}",
+            text(one, "name"),
+            f"{one['ranks']}",
+            time_text(number(one, "median_ns")),
+            *(time_text(of(samples.raw_of(one))) for of in (min, max)),
+            _figure(factors_of(one, own)[0]),
+            f"{number(one, 'rank_bytes') / KIB:.0f} KiB" if "rank_bytes" in one else "-",
+        )
+        for one in grouped(records)
+    ]
+    heads = ("", "who", "ranks", "p50", "least", "most", "over rdmatensor", "memory of a rank")
+    notes = []
+    for name, curve in setup.curves(records).items():
+        time, held = setup.power(curve), setup.memory(curve)
+        if time is not None:
+            notes.append(f"{name}: grows as ranks^{time[1]:.2f}")
+        if held is not None:
+            kib = [of / KIB for of in held]
+            notes[-1] += f"; memory of a rank {kib[0]:.0f} KiB and {kib[1]:.0f} KiB for each other"
+    return "\n".join([layout(heads, lines), *notes])
 
 
 TABLES = {
-    "p2p": p2p,
-    "collectives": collective_tables.show,
-    "setup": setup,
-    "models": models,
-    "convergence": curves_of_losses,
-    "copies": rates_of_copies,
+    "p2p": _p2p,
+    "collectives": _collectives,
+    "setup": _setup,
+    "models": models.show,
+    "convergence": models.show_curves,
     "scale": scale.show,
-    "busy": busy_tables.show,
-    "hosts": hosts.show,
+    "busy": busy.show,
+    "hosts": _hosts,
     "links": links.show,
     "costs": costs.show,
 }
@@ -316,7 +345,7 @@ def table_of(topic: str, records: Sequence[Record]) -> str:
 
 
 def show(records: Sequence[Record]) -> str:
-    """Return all tables, and who was missing."""
+    """Return all tables, and which peers were missing."""
     shown = [topic for topic in TABLES if of_topic(records, topic)]
     parts = [f"{topic}\n{table_of(topic, records)}" for topic in shown]
     return "\n\n".join([*parts, "\n".join(missing(records))]).rstrip()

@@ -19,8 +19,8 @@ from pathlib import Path
 from bench.benchlib import programs
 from bench.benchlib.record import Record, number
 from bench.benchlib.units import size_text
-from bench.suite import rounds, samples, streams, tensors
-from bench.suite.peers import OURS
+from bench.suite import rounds, samples, transfers
+from bench.suite.peers import RDMATENSOR
 from bench.suite.settings import KIB, MIB, Settings
 
 PERFTEST = "perftest"
@@ -28,9 +28,9 @@ _PAUSE_NS = 10_000
 _LATENCIES = {
     samples.HALF: (
         ("ib_write_lat", "ib_send_lat"),
-        (("write", 0), ("imm", 0), ("imm", _PAUSE_NS), ("send", 0)),
+        (("write", 0), ("imm", 0), ("imm", _PAUSE_NS)),
     ),
-    streams.ALONE: (("ib_read_lat",), (("read", 0), ("read", _PAUSE_NS))),
+    transfers.ALONE: (("ib_read_lat",), (("read", 0), ("read", _PAUSE_NS))),
 }
 _WRITES = "ib_write_bw"
 _AVERAGE = 3  # of perftest's columns: MiB/s
@@ -52,8 +52,8 @@ def count_of(size: int) -> int:
 def turns(settings: Settings, size: int, present: set[str]) -> Iterator[tuple[str, rounds.Turn]]:
     """Return the turns of one size."""
     word = f"verbs {size_text(size)}"
-    yield f"latency, {word}", functools.partial(_ours, "latency", size, samples.HALF)
-    yield f"reads, {word}", functools.partial(_ours, "reads", size, streams.ALONE)
+    yield f"latency, {word}", functools.partial(_rdtperf, "latency", size, samples.HALF)
+    yield f"reads, {word}", functools.partial(_rdtperf, "reads", size, transfers.ALONE)
     for timed, (tools, operations) in _LATENCIES.items():
         for tool in tools if PERFTEST in present else ():
             yield f"{tool}, {word}", functools.partial(_latency_of, tool, size, timed)
@@ -61,13 +61,13 @@ def turns(settings: Settings, size: int, present: set[str]) -> Iterator[tuple[st
             yield f"raw {name}, {word}", functools.partial(_raw, name, size, timed, pause_ns)
     if size >= _RATE_FROM_BYTES:
         for qps in _QPS:
-            timed = streams.timed_of(_DEPTH, f"one way, {qps} QPs")
+            timed = transfers.timed_of(_DEPTH, f"one way, {qps} QPs")
             yield f"writes, {word}", functools.partial(_writes, size, timed, qps)
             if PERFTEST in present:
                 rate = functools.partial(_rate_of, size, timed, qps)
                 yield f"{_WRITES}, {word}", rate
     if size >= 4 * KIB:
-        yield f"tensors, {word}", functools.partial(tensors.turn, settings, "verbs", size)
+        yield f"tensors, {word}", functools.partial(transfers.tensors, settings, "verbs", size)
         yield (
             f"tensors by flag, {word}",
             functools.partial(_by_flag, settings, size),
@@ -79,10 +79,13 @@ def _fields(who: str, size: int, timed: str, peer: str = PERFTEST, **more: objec
     return {**samples.p2p_fields(who, peer, "verbs", size, **how), **more}
 
 
-def _ours(command: str, size: int, timed: str) -> list[Record]:
+def _rdtperf(command: str, size: int, timed: str) -> list[Record]:
     words = ("--transport", "verbs", "--size", str(size), "--rounds", "1")
     found = programs.run(command, *words, "--count", str(count_of(size)))
-    return [samples.turn(_fields(OURS, size, timed, OURS), samples.raw_of(one)) for one in found]
+    return [
+        samples.turn(_fields(RDMATENSOR, size, timed, RDMATENSOR), samples.raw_of(one))
+        for one in found
+    ]
 
 
 def _writes(size: int, timed: str, qps: int) -> list[Record]:
@@ -90,20 +93,20 @@ def _writes(size: int, timed: str, qps: int) -> list[Record]:
     words = ["--transport", "verbs", "--size", str(size), "--rounds", "1", "--silent"]
     words += ["--depth", str(_DEPTH), "--count", str(count_of(size))]
     found = programs.run("streams", *words, environment={"RDMATENSOR_VERBS_QPS": str(qps)})
-    fields = _fields(OURS, size, timed, OURS, depth=_DEPTH, ways=streams.WAYS[0])
+    fields = _fields(RDMATENSOR, size, timed, RDMATENSOR, depth=_DEPTH, ways=transfers.WAYS[0])
     return [samples.turn(fields, samples.raw_of(one)) for one in found]
 
 
 def _by_flag(settings: Settings, size: int) -> list[Record]:
-    found = tensors.turn(settings, "verbs", size, environment=_BY_FLAG)
-    return [{**one, "contestant": f"{one['contestant']}, by flag"} for one in found[:1]]
+    found = transfers.tensors(settings, "verbs", size, environment=_BY_FLAG)
+    return [{**one, "name": f"{one['name']}, by flag"} for one in found[:1]]
 
 
 def _raw(operation: str, size: int, timed: str, pause_ns: int) -> list[Record]:
     """One turn of plain libibverbs."""
-    words = [str(programs.build() / "verbs_floor"), "--ops", operation]
+    words = [str(programs.build() / "verbs_floor"), "--op", operation]
     words += ["--device", os.environ["RIG_DEVICE"], "--gid", os.environ["RIG_GID_INDEX"]]
-    words += ["--sizes", str(size), "--count", str(count_of(size))]
+    words += ["--size", str(size), "--count", str(count_of(size))]
     words += ["--pause", str(pause_ns)] if pause_ns else []
     (found,) = programs.run_words(words, _PATIENCE_S)
     name = f"raw {operation}{', 10 us' if pause_ns else ''}"
@@ -122,7 +125,7 @@ def _latency_of(tool: str, size: int, timed: str) -> list[Record]:
 
 
 def _rate_of(size: int, timed: str, qps: int) -> list[Record]:
-    fields = _fields(_WRITES, size, timed, depth=_DEPTH, ways=streams.WAYS[0])
+    fields = _fields(_WRITES, size, timed, depth=_DEPTH, ways=transfers.WAYS[0])
     return [samples.turn(fields, [_each_ns(size, qps=qps)])]
 
 
@@ -189,7 +192,7 @@ def write_turns(settings: Settings) -> Iterator[tuple[str, rounds.Turn]]:
 def _device(size: int, *, is_both: bool) -> list[Record]:
     fields: Record = {
         "topic": "collectives",
-        "contestant": f"{_WRITES}{' -b' * is_both}",
+        "name": f"{_WRITES}{' -b' * is_both}",
         "peer": PERFTEST,
         "transport": "verbs",
         "op": "device",
@@ -214,14 +217,14 @@ def shares(records: Sequence[Record]) -> list[str]:
     is what a NIC with two full directions permits, and software on shared cores does not.
     """
     device: Mapping[tuple[object, object], float] = {
-        (one["contestant"], one["size"]): number(one, "median_ns")
+        (one["name"], one["size"]): number(one, "median_ns")
         for one in records
         if one["op"] == "device"
     }
     lines = []
     for one in records:
         of_size = [device.get((f"{_WRITES}{more}", one["size"])) for more in (" -b", "")]
-        if one["peer"] != OURS or one["op"] not in _SENT or None in of_size:
+        if one["peer"] != RDMATENSOR or one["op"] not in _SENT or None in of_size:
             continue
         both_ns, one_way_ns = (float(ns or 0.0) for ns in of_size)
         sent, took_ns = _SENT[str(one["op"])], number(one, "median_ns")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import json
 import mmap
 import os
 import select
@@ -28,13 +27,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 import rdmatensor.torch  # noqa: F401  registers "rdmatensor"
 from bench.suite.samples import quantile
-from bench.workers import operations, rows
+from bench.workers import harness, operations, rows
 from bench.workers.collectives import Gloo
 from bench.workers.layered import WARM_STEPS, Trainee, same_parameters
 
@@ -267,8 +265,8 @@ class Job:
         loops: list[dict[str, int]],
     ) -> None:
         kind, count = load.split(":")
-        record = {
-            "contestant": name,
+        record: dict[str, object] = {
+            "name": name,
             "op": cell.op,
             "size": cell.size,
             "moved_bytes": moved,
@@ -281,7 +279,7 @@ class Job:
             **{key: [one[key] // trips for one in loops] for key in loops[0] if key != "calls"},
             "calls": [one["calls"] for one in loops],
         }
-        sys.stdout.write(json.dumps(record) + "\n")
+        harness.emit(record)
 
     def close(self) -> None:
         """Before the group ends."""
@@ -305,9 +303,7 @@ def cells(arguments: argparse.Namespace) -> Iterator[Cell]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--folder", type=Path, required=True)
+    parser = harness.parser_of(__doc__)
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--backends", required=True)
     parser.add_argument("--calls", required=True)
@@ -319,11 +315,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True, help="of each loop")
     parser.add_argument("--most-calls", type=int, default=20_000, help="of each loop")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    store = FileStore(str(arguments.folder / "c10d"), arguments.ranks)
-    dist.init_process_group(
-        "gloo", store=store, rank=arguments.rank, world_size=arguments.ranks, timeout=PATIENCE
-    )
+    harness.join_gloo(arguments.folder, arguments.rank, arguments.ranks, PATIENCE)
     job = Job(arguments)
     job.run()
     job.close()

@@ -1,4 +1,4 @@
-"""One of two processes that sum many small tensors: one by one, and coalesced, beside Gloo.
+"""One of two processes that sum many small tensors: one by one, and coalesced, and by Gloo.
 
 All take turns in the same processes, on the same tensors. Each sample is one pass over all tensors:
   one by one          dist.all_reduce() of each
@@ -11,9 +11,6 @@ writes of a pass.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -23,13 +20,14 @@ from typing import cast
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllreduceCoalescedOptions, FileStore
+from torch._C._distributed_c10d import AllreduceCoalescedOptions
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 import rdmatensor.distributed
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from bench.suite import samples
+from bench.workers import harness
 
 BACKENDS = ("rdmatensor", "gloo")
 GLOO_EVERY = 6  # rounds: a pass one by one takes it a second
@@ -116,7 +114,7 @@ def measure(
     moved_bytes = sum(tensor.nbytes for tensor in tensors)
     for (backend, way), of_way in taken.items():
         taken_ns, cpu_ns = ([one[which] for one in of_way] for which in (0, 1))
-        said = {"contestant": backend, "way": way, "tensors": len(tensors)}
+        said = {"name": backend, "way": way, "tensors": len(tensors)}
         record = samples.turn({**said, "size": tensors[0].nbytes}, taken_ns)
         record["cpu_s_per_gb"] = sorted(cpu_ns)[len(cpu_ns) // 2] / moved_bytes
         if backend == "rdmatensor":
@@ -126,25 +124,20 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--folder", type=Path, required=True)
+    parser = harness.parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--tensors", type=int, default=1000)
     parser.add_argument("--size", type=int, default=256)
     arguments = parser.parse_args()
     rank: int = arguments.rank
-    cores = sorted(os.sched_getaffinity(0))
-    torch.set_num_threads(1)
     limit = timedelta(seconds=60)
-    store = FileStore(str(arguments.folder / "c10d"), 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=limit)
+    harness.join_gloo(arguments.folder, rank, 2, limit)
     groups = {name: dist.new_group(backend=name, timeout=limit) for name in BACKENDS}
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})  # this thread only
+    harness.pin(rank, 2)
     tensors = [torch.ones(int(arguments.size) // 4) for _ in range(arguments.tensors)]
     for record in measure(groups, tensors, arguments.rounds):
         if rank == 0:
-            sys.stdout.write(json.dumps(record) + "\n")
+            harness.emit(record)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -25,11 +24,10 @@ from typing import cast
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from bench.workers import operations, rows
+from bench.workers import harness, operations, rows
 from bench.workers.copies import LEAST_BYTES, Copies
 from bench.workers.model_groups import await_all, fork
 
@@ -37,7 +35,9 @@ PATIENCE = timedelta(seconds=120)
 FORKED_PATIENCE_S = 900.0
 CHECKED = ("ring", "halving-doubling", "tree", "direct")  # algorithms that a group is to report
 FAKE, COPIES = "fake", "copies"
-OFFERS = 3  # of a core, after each call: about as often ours gives it away, waiting for others
+OFFERS = (
+    3  # of a core, after each call: about as often rdmatensor gives it away, waiting for others
+)
 NOTHING_MOST_BYTES = 65536
 Cell = tuple[str, int, str]  # operation, size, way
 
@@ -87,23 +87,12 @@ def make_of(way: str) -> operations.Make:
     return torch.empty
 
 
-def pin(rank: int, ranks: int) -> bool:
-    """Give this thread, not those that there are already, a core where there is one for each.
-
-    False: there are more ranks than cores.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    if ranks <= len(cores):
-        os.sched_setaffinity(0, {cores[rank]})
-    return ranks <= len(cores)
-
-
 def say(arguments: argparse.Namespace, cell: Cell, moved: int, found: dict[str, object]) -> None:
     name, size, way = cell
-    for contestant, samples in found.items():
+    for peer, samples in found.items():
         assert isinstance(samples, rows.Samples)
-        record = {
-            "contestant": contestant,
+        record: dict[str, object] = {
+            "name": peer,
             "op": name,
             "size": size,  # as it was asked for: two of them may move as much
             "row": way,
@@ -115,7 +104,7 @@ def say(arguments: argparse.Namespace, cell: Cell, moved: int, found: dict[str, 
             "each_ns": samples.each_ns,
             "loop_ns": samples.loop_ns,
         }
-        sys.stdout.write(json.dumps(record) + "\n")
+        harness.emit(record)
 
 
 def group_of(backend: str) -> dist.ProcessGroup:
@@ -145,8 +134,7 @@ def through_torch(arguments: argparse.Namespace) -> None:
     rank, ranks = int(arguments.rank), int(arguments.ranks)
     if arguments.layout:
         os.environ["RDMATENSOR_TEST_HOST"] = f"host{arguments.layout[rank]}"
-    store = FileStore(str(arguments.folder / "c10d"), ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=PATIENCE)
+    harness.join_gloo(arguments.folder, rank, ranks, PATIENCE)
     names = arguments.backends.split(",")
     binds: dict[str, rows.Bind] = {
         name: functools.partial(operations.through_torch, group=group_of(name))
@@ -159,7 +147,7 @@ def through_torch(arguments: argparse.Namespace) -> None:
         most = max(size for _, size, _ in todo)
         copies = Copies(arguments.folder.name, rank, ranks, most, meeting.barrier)
         binds[COPIES] = copies.call
-    is_shared = not pin(rank, ranks)
+    is_shared = not harness.pin(rank, ranks)
     if is_shared and FAKE in binds:
         binds[FAKE] = functools.partial(offering, binds[FAKE])
     limits = rows.Limits(arguments.rounds, arguments.seconds, is_shared)
@@ -195,7 +183,7 @@ def is_asked(arguments: argparse.Namespace, way: str) -> bool:
 
 
 def takes_part(who: str, size: int, way: str) -> bool:
-    """Whether a contestant has this cell.
+    """Whether a peer has this cell.
 
     The copy floor has no tensors to rewrite, and others no arena; what a call costs without a
     backend is nothing beside large tensors.
@@ -215,7 +203,7 @@ def through_mpi(arguments: argparse.Namespace) -> None:
     arguments.rank = meeting.rank
     if meeting.ranks != arguments.ranks:
         raise RuntimeError(f"mpirun made {meeting.ranks} ranks, not {arguments.ranks}")
-    is_shared = not pin(meeting.rank, meeting.ranks)
+    is_shared = not harness.pin(meeting.rank, meeting.ranks)
     limits = rows.Limits(arguments.rounds, arguments.seconds, is_shared)
     binds: dict[str, rows.Bind] = {"mpi": meeting.call}
     with (arguments.folder / f"out{meeting.rank}").open("w", encoding="utf-8") as sys.stdout:
@@ -244,9 +232,7 @@ def forked(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rank", type=int, default=0)
-    parser.add_argument("--folder", type=Path, required=True)
+    parser = harness.parser_of(__doc__)
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--backends", default="")
     parser.add_argument("--mpi", action="store_true")

@@ -1,11 +1,11 @@
-"""Gradients by way of our own transports, but as a tuned RPC would move them.
+"""Gradients over rdmatensor's transports, but as a tuned RPC would move them.
 
-What is left out is what this library is for: a gradient is not born where it leaves from nor where
-it arrives. A message is a row of gradients, or a piece of a large one, with their descriptions,
-written into a ring of buffers at the receiver, who decodes it and copies it out into private
-memory. What is there when a message begins shares it. Both ends are in C, as those of such an RPC
+A gradient is neither made where it leaves from nor where it arrives. A message is a row of
+gradients, or a piece of a large one, with their descriptions. It is written into a ring of buffers
+at the receiver, which decodes it and copies it out into private memory. What is there when a
+message begins shares it. Both ends are in C, as those of such an RPC
 would be (bench/support/copy_ring.c): Python has a call for what there is to send, and one for a
-step that comes. Sending and receiving have threads of their own, beside backward. Every rank sends
+step that comes. Sending and receiving have threads of their own. Every rank sends
 all its gradients to every other, and sums in the order of ranks.
 """
 
@@ -24,7 +24,6 @@ import torch
 
 import rdmatensor
 from bench.benchlib import programs
-from bench.workers.grpc_server import flat_of
 from rdmatensor._native.ffi import CData, ffi, lib
 from rdmatensor.slot import SlotReceiver, SlotSender
 
@@ -86,6 +85,11 @@ class _Ring(ctypes.Structure):
 
 def _address(of: CData) -> int:
     return int(ffi.cast("uintptr_t", of))
+
+
+def flat_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a dense tensor's elements in a row, without a copy."""
+    return tensor.detach().view(-1)
 
 
 def table_of(tensors: Sequence[torch.Tensor]) -> ctypes.Array[_Tensor]:

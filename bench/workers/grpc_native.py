@@ -1,13 +1,14 @@
 """The parameter server over gRPC in C++ (bench/rivals/grpc/parameters.cpp), from who trains.
 
-The same server and the same messages as in grpc_server.py, without Python on either side of the
-wire: a gradient's bytes leave from its tensor, and new values are received into a second set of
-parameters while backward reads the first; pull() exchanges the two.
+Python has no part on either side of the wire: a gradient's bytes leave from its tensor, and new
+values are received into a second set of parameters while backward reads the first; pull() exchanges
+the two.
 """
 
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 import torch
 
 from bench.benchlib.programs import GRPC_PARAMETERS
-from bench.workers.grpc_server import PIECE_BYTES, await_port
+
+PIECE_BYTES = 4 << 20  # of 1 and 4 MiB what takes gRPC less time
 
 
 class _Tensor(ctypes.Structure):
@@ -98,6 +100,16 @@ def serve(
             patience_s,
         )
     )
+
+
+def await_port(path: Path, patience_s: float) -> int:
+    """Return the server's port once its file is there. Raises TimeoutError."""
+    deadline_s = time.monotonic() + patience_s
+    while not path.exists():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError("the server does not listen")
+        time.sleep(0.005)
+    return int(path.read_text(encoding="utf-8"))
 
 
 class Client:

@@ -58,12 +58,12 @@ def distance(mine: Path, reference: Path) -> float:
 def check(job: Job, found: list[dict[str, Any]], reference: Path) -> float:
     """Compare parameters after the first steps; return their distance from Gloo's."""
     far = distance(job.folder / "sampled", reference)
-    if job.contestant in ("floor", "planned_floor"):
+    if job.name in ("floor", "planned_floor"):
         return far
     if len({one["bits"] for one in found}) != 1:
-        raise RuntimeError(f"{job.model}, {job.contestant}: the ranks have other parameters")
+        raise RuntimeError(f"{job.model}, {job.name}: the ranks have other parameters")
     if not far < FARTHEST:
-        raise RuntimeError(f"{job.model}, {job.contestant}: {far:.2g} away from Gloo's parameters")
+        raise RuntimeError(f"{job.model}, {job.name}: {far:.2g} away from Gloo's parameters")
     return far
 
 
@@ -95,14 +95,14 @@ def curve_of(job: Job, found: list[dict[str, Any]], reference: Path) -> dict[str
     losses = [sum(of) / job.ranks for of in zip(*(one["losses"] for one in found), strict=True)]
     ends_ns = [max(of) for of in zip(*(one["at_ns"] for one in found), strict=True)]
     if len({one["bits"] for one in found}) != 1:
-        raise RuntimeError(f"{job.model}, {job.contestant}: the ranks have other parameters")
+        raise RuntimeError(f"{job.model}, {job.name}: the ranks have other parameters")
     if not reference.exists():
         reference.write_text(json.dumps(losses), encoding="utf-8")
     wanted = json.loads(reference.read_text(encoding="utf-8"))
     if not all(map(math.isfinite, losses)):
-        raise RuntimeError(f"{job.model}, {job.contestant}: a loss is no number")
+        raise RuntimeError(f"{job.model}, {job.name}: a loss is no number")
     off = max(abs(loss - other) for loss, other in zip(losses, wanted, strict=True)) / wanted[0]
     if not off < FARTHEST:
-        raise RuntimeError(f"{job.model}, {job.contestant}: losses are {off:.2g} off Gloo's")
+        raise RuntimeError(f"{job.model}, {job.name}: losses are {off:.2g} off Gloo's")
     raw_ns = [after - before for before, after in zip([0, *ends_ns], ends_ns, strict=False)]
     return {"raw_ns": raw_ns, "losses": losses, "off": off}

@@ -1,7 +1,7 @@
 """Groups of forked processes that train: each begins alone, then they take short blocks in turns.
 
 What a step takes may change by half within minutes where nothing else runs, as it does on virtual
-machines, whose neighbours nobody sees. Contestants that have their steps minutes apart are then
+machines, whose neighbours nobody sees. Peers that have their steps minutes apart are then
 told apart by when they had them. So all groups for which there is memory stand at once, idle, and
 each has a few steps after the other, again and again, forwards and back.
 """
@@ -130,7 +130,7 @@ def _how(status: int) -> str:
 
 
 class Group:
-    """The processes of one contestant. Whoever makes one calls end() or kill()."""
+    """The processes of one peer. Whoever makes one calls end() or kill()."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Training steps of one model, by each contestant in turn: groups of forked ranks.
+"""Training steps of one model, by each peer in turn: groups of forked ranks.
 
 This process imports what all need, and forks the ranks of each group (and the server of the one
 that has a server). Ranks have one compute thread each. Every group trains from the same parameters
@@ -9,7 +9,7 @@ their own, after one); the rest is for buckets and plans to settle. Then memory 
 processes hold more than before they made their models (Pss: pages that ranks share count once).
 What is timed are blocks of a few steps, of all groups that there is memory for in turns
 (model_groups.py): of each step that of the slowest rank counts, and the processor time of all
-processes. The contestants are in trainers.py.
+processes. The peers are in trainers.py.
 
 With --curve each group has all its steps at once, and all are told, the first ones too, with their
 losses: batches have something to learn then, and the losses have to be Gloo's.
@@ -70,7 +70,7 @@ ROUNDED_STEPS = 1
 
 def start(job: Job, rank: int) -> Trainer:
     """Meet the other ranks."""
-    kind = TRAINERS[job.contestant]
+    kind = TRAINERS[job.name]
     path = str(job.folder / "c10d")
     where = {"init_method": job.store} if job.store else {"store": FileStore(path, job.ranks)}
     dist.init_process_group(
@@ -160,7 +160,7 @@ def serve(job: Job) -> None:
     """The process beside the ranks that has the parameters, until they end."""
     began = {"pid": os.getpid(), "empty_bytes": held_bytes()}
     (job.folder / "server").write_text(json.dumps(began), encoding="utf-8")
-    kind = TRAINERS[job.contestant]
+    kind = TRAINERS[job.name]
     assert kind.server is not None
     parameters = kind.server(job)
     assert parameters
@@ -180,13 +180,13 @@ def make_plan(job: Job) -> None:
 
 
 def group_of(job: Job, transport: str, patience_s: float) -> Group:
-    """Fork all processes of a contestant; patience_s: as in Group."""
+    """Fork all processes of a peer; patience_s: as in Group."""
     job.folder.mkdir()
-    kind = TRAINERS[job.contestant]
+    kind = TRAINERS[job.name]
     chosen = {"RDMATENSOR_ADOPT": "1", **kind.environment}
     act = learn if job.has_lessons else train
     return Group(
-        f"{job.model}, {job.contestant}",
+        f"{job.model}, {job.name}",
         [functools.partial(serve, job)] if kind.server is not None else [],
         [functools.partial(act, job, rank) for rank in range(job.ranks)],
         {**chosen, "RDMATENSOR_TRANSPORT": transport} if transport else chosen,
@@ -221,14 +221,14 @@ def make_reference(job: Job, reference: Path, patience_s: float) -> None:
 
 
 class Standing:
-    """A contestant whose group is there, or why it is not.
+    """A peer whose group is there, or why it is not.
 
     said: what is printed of it in the end.
     """
 
     def __init__(self, job: Job, transport: str, reference: Path, patience_s: float) -> None:
         self._job, self._reference, self._patience_s = job, reference, patience_s
-        self.said: dict[str, Any] = {"contestant": job.contestant, "transport": transport}
+        self.said: dict[str, Any] = {"name": job.name, "transport": transport}
         self._group: Group | None = None
         self._far = 0.0
         self._try(lambda: self._begin(transport))
@@ -318,13 +318,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--divisor", type=int, default=1, help="of all widths")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=4, help="timed of each block, or of a curve")
-    parser.add_argument("--blocks", type=int, default=4, help="of each contestant")
+    parser.add_argument("--blocks", type=int, default=4, help="of each peer")
     parser.add_argument(
         "--patience", type=float, default=300.0, help="seconds until it is ready, and of a block"
     )
     parser.add_argument("--kept", type=Path, required=True, help="plans and references, for all")
     parser.add_argument(
-        "--turns", required=True, help="contestant:transport, separated by commas, in this order"
+        "--turns", required=True, help="peer:transport, separated by commas, in this order"
     )
     parser.add_argument("--curve", action="store_true", help="losses of all steps")
     parser.add_argument("--rate", type=float, default=0.01, help="of learning")
@@ -339,9 +339,9 @@ def main() -> None:
     turns = [turn.split(":") for turn in str(arguments.turns).split(",")]
     patience_s: float = arguments.patience
 
-    def job(contestant: str, folder: str, steps: int) -> Job:
+    def job(peer: str, folder: str, steps: int) -> Job:
         return Job(
-            contestant=contestant,
+            name=peer,
             model=arguments.model,
             divisor=arguments.divisor,
             ranks=arguments.ranks,
@@ -362,8 +362,8 @@ def main() -> None:
         first = job("gloo", "reference", arguments.steps if arguments.curve else 0)
         make_reference(first, reference, patience_s)
     jobs = [
-        (job(contestant, f"{number}", arguments.steps), transport)
-        for number, (contestant, transport) in enumerate(turns)
+        (job(peer, f"{number}", arguments.steps), transport)
+        for number, (peer, transport) in enumerate(turns)
     ]
     # What all processes share must not be copied by Python's collector in the middle of a step.
     gc.collect()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import sys
 import time
@@ -23,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
+from bench.workers import harness
+from bench.workers.harness import PATIENCE_S, Folder
 from bench.workers.p2p_rivals import (
     LARGE_BYTES,
-    PATIENCE_S,
     SMALL_BYTES,
-    Folder,
     Grpc,
     Mooncake,
     Nixl,
@@ -36,7 +35,7 @@ from bench.workers.p2p_rivals import (
 )
 
 
-class Ours:
+class Rdmatensor:
     """rdmatensor, through its public Python interface and with its defaults.
 
     "write" checks its arguments at each call; "prepared" was checked once (prepare_write()).
@@ -105,8 +104,8 @@ def take_turns(arguments: argparse.Namespace, side: Side, way: str) -> None:
         latency_ns.append(sorted(trips_ns)[trips // 2] // 2)
         large_ns += [large_turn(side, rank, small, large) for _ in range(arguments.larges)]
     if rank == 0:  # without the first round
-        report(arguments.contestant, side, way, SMALL_BYTES, latency_ns[1:])
-        report(arguments.contestant, side, way, LARGE_BYTES, large_ns[arguments.larges :])
+        report(arguments.peer, side, way, SMALL_BYTES, latency_ns[1:])
+        report(arguments.peer, side, way, LARGE_BYTES, large_ns[arguments.larges :])
 
 
 def call(arguments: argparse.Namespace, side: Grpc, way: str) -> None:
@@ -117,8 +116,8 @@ def call(arguments: argparse.Namespace, side: Grpc, way: str) -> None:
         small_ns.append(trips_ns[arguments.trips // 2] // 2)
         large_ns += [side.trip(way, is_large=True) for _ in range(arguments.larges)]
     side.end()
-    report(arguments.contestant, side, way, SMALL_BYTES, small_ns[1:])
-    report(arguments.contestant, side, way, LARGE_BYTES, large_ns[arguments.larges :])
+    report(arguments.peer, side, way, SMALL_BYTES, small_ns[1:])
+    report(arguments.peer, side, way, LARGE_BYTES, large_ns[arguments.larges :])
 
 
 def one_trip(side: Side, rank: int, small: Callable[[], object]) -> int:
@@ -151,20 +150,20 @@ def large_turn(
     return 0
 
 
-def report(contestant: str, side: Side, way: str, size: int, samples_ns: list[int]) -> None:
+def report(peer: str, side: Side, way: str, size: int, samples_ns: list[int]) -> None:
     """Print one record."""
-    record = {
-        "contestant": contestant,
+    record: dict[str, object] = {
+        "name": peer,
         "way": way,
         "path": side.path,
         "size": size,
         "raw_ns": samples_ns,
     }
-    sys.stdout.write(json.dumps(record) + "\n")
+    harness.emit(record)
 
 
-CONTESTANTS: dict[str, Callable[[Folder], Side]] = {
-    "ours": Ours,
+PEERS: dict[str, Callable[[Folder], Side]] = {
+    "rdmatensor": Rdmatensor,
     "nixl": partial(Nixl, is_default=True),
     "nixl tuned": partial(Nixl, is_default=False),
     "mooncake": Mooncake,
@@ -173,17 +172,15 @@ CONTESTANTS: dict[str, Callable[[Folder], Side]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--contestant", choices=CONTESTANTS, required=True)
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--folder", type=Path, required=True)
+    parser = harness.parser_of(__doc__)
+    parser.add_argument("--peer", choices=PEERS, required=True)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--trips", type=int, default=500)
     parser.add_argument("--larges", type=int, default=3)
     arguments = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     folder = Folder(arguments.folder, arguments.rank)
-    side = CONTESTANTS[arguments.contestant](folder)
+    side = PEERS[arguments.peer](folder)
     os.sched_setaffinity(0, {cores[arguments.rank % len(cores)]})  # this thread only
     for way in side.ways:
         verify(folder, side, way)

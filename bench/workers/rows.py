@@ -1,4 +1,4 @@
-"""How operations are timed: contestants in turns, in four ways of using the tensors.
+"""How operations are timed: peers in turns, in four ways of using the tensors.
 
 "plain": one set of tensors, which nobody touches between calls, as nccl-tests has it. In the other
 ways the ranks write the input and read the output in each iteration, inside what is timed, and the
@@ -7,7 +7,7 @@ torch in each iteration; "arena", used again and born in rdmatensor's arena.
 
 A sample is the mean time of `calls` iterations in a row. The clock is read after each of them, some
 60 ns, so that tails are those of single calls; the process's own CPU time around all. What each
-contestant delivers is compared in a pass of its own, first.
+peer delivers is compared in a pass of its own, first.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Meeting(Protocol):
 
 @dataclass(slots=True)
 class Samples:
-    """Of one contestant on one rank. All but loop_ns: per iteration, with communication.
+    """Of one peer on one rank. All but loop_ns: per iteration, with communication.
 
     raw_ns, cpu_ns, loop_ns: of each round, its mean; each_ns: of each iteration. loop_ns: without
     communication.
@@ -120,10 +120,10 @@ def calls_of(iteration: Call, meeting: Meeting, *, is_shared: bool) -> int:
 
 
 def verify(
-    contestants: dict[str, Bind], unchecked: set[str], operation: Operation, meeting: Meeting
+    peers: dict[str, Bind], unchecked: set[str], operation: Operation, meeting: Meeting
 ) -> None:
-    """Compare what each contestant delivers; leave zeros."""
-    for name, bind in contestants.items():
+    """Compare what each peer delivers; leave zeros."""
+    for name, bind in peers.items():
         operation.fill()
         meeting.barrier()
         bind(operation)()
@@ -134,26 +134,26 @@ def verify(
 
 
 def measure(
-    contestants: dict[str, Bind],
+    peers: dict[str, Bind],
     unchecked: set[str],
     operation: Operation,
     way: str,
     limits: Limits,
     meeting: Meeting,
 ) -> dict[str, Samples]:
-    """Interleaved samples of each contestant, after a round that does not count.
+    """Interleaved samples of each peer, after a round that does not count.
 
     unchecked: who delivers nothing.
     """
-    verify(contestants, unchecked, operation, meeting)
-    found = {name: Samples() for name in contestants}
+    verify(peers, unchecked, operation, meeting)
+    found = {name: Samples() for name in peers}
     calls: dict[str, int] = {}
-    for name, bind in contestants.items():
+    for name, bind in peers.items():
         meeting.barrier()
         iteration = iteration_of(operation, bind, way)
         iteration()
         calls[name] = calls_of(iteration, meeting, is_shared=limits.is_shared)
-    turns = list(contestants.items())
+    turns = list(peers.items())
     began_ns = time.perf_counter_ns()
     for number in range(limits.rounds):
         taken_ns = meeting.most(time.perf_counter_ns() - began_ns)
@@ -168,7 +168,7 @@ def measure(
 def _turn(
     into: Samples, operation: Operation, bind: Bind, way: str, calls: int, meeting: Meeting
 ) -> None:
-    """One turn of one contestant; a call makes several trips where the operation says so."""
+    """One turn of one peer; a call makes several trips where the operation says so."""
     if way != PLAIN:
         loop = iteration_of(operation, bind, way, is_silent=True)
         meeting.barrier()

@@ -239,7 +239,7 @@ def turn(backend: str, ranks: int) -> None:
     """Let a backend make its groups, and print what each step took."""
     for steps in GROUPS:
         for step, (took_ns, rank_bytes) in zip(steps, group(backend, ranks, steps), strict=True):
-            record = {"contestant": backend, "op": step, "ranks": ranks}
+            record = {"name": backend, "op": step, "ranks": ranks}
             record |= {"took_ns": took_ns, "rank_bytes": rank_bytes}
             sys.stdout.write(json.dumps(record) + "\n")
             sys.stdout.flush()

@@ -3,10 +3,9 @@
 planned    rdmatensor.plan.apply() with the plan of graph_analysis, which is made once
 adopted    DistributedDataParallel on rdmatensor, gradient_as_bucket_view=True
 copied     the same with RDMATENSOR_ADOPT=0 and without the view
-variant    own transports as a tuned RPC would use them (copy_variant.py)
+variant    rdmatensor's transports as a tuned RPC would use them (copy_variant.py)
 gloo       DistributedDataParallel on Gloo, gradient_as_bucket_view=True
-grpc       a parameter server over gRPC in Python (grpc_server.py)
-grpc_cpp   the same in C++, with workers' ends in C++ (grpc_native.py)
+grpc_cpp   a parameter server over gRPC in C++, with workers' ends in C++ (grpc_native.py)
 floor      the same steps, and nobody says anything
 planned_floor  the same by the plan: gradients lie in their places, and are not sent
 """
@@ -28,7 +27,7 @@ import graph_analysis
 import rdmatensor.plan
 import rdmatensor.torch
 from bench.benchlib import rig
-from bench.workers import copy_variant, grpc_native, grpc_server
+from bench.workers import copy_variant, grpc_native
 from bench.workers.paper_models import MODELS
 
 
@@ -41,7 +40,7 @@ class Job:
     meet; those of one have a file. warm_steps: before the timed ones; 0: the worker's default.
     """
 
-    contestant: str
+    name: str
     model: str
     divisor: int
     ranks: int
@@ -57,7 +56,7 @@ class Job:
 
 
 class Trainer:
-    """A model, its batch and its optimizer; what contestants have in common is the floor."""
+    """A model, its batch and its optimizer; what all have in common is the floor."""
 
     backend = "gloo"  # leads the ranks to the start
     environment: dict[str, str] = {}  # noqa: RUF012  nobody writes to it
@@ -105,7 +104,7 @@ class Trainer:
         return arena["allocated_bytes"]
 
     def costs(self) -> dict[str, float]:
-        """This process's page faults so far; of those on our backend what communication took.
+        """This process's page faults so far; of those on rdmatensor what communication took.
 
         Takes microseconds.
         """
@@ -201,14 +200,6 @@ def _parameters_of(job: Job) -> list[torch.nn.Parameter]:
 
 def _serve(job: Job) -> list[torch.nn.Parameter]:
     parameters = _parameters_of(job)
-    grpc_server.serve(
-        parameters, job.ranks, job.rate, port_file(job), job.patience_s, job.server_host
-    )
-    return parameters
-
-
-def _serve_natively(job: Job) -> list[torch.nn.Parameter]:
-    parameters = _parameters_of(job)
     grpc_native.serve(
         parameters, job.ranks, job.rate, port_file(job), job.patience_s, job.server_host
     )
@@ -217,12 +208,13 @@ def _serve_natively(job: Job) -> list[torch.nn.Parameter]:
 
 class Served(Trainer):
     server = staticmethod(_serve)
-    client: type[grpc_server.Client | grpc_native.Client] = grpc_server.Client
 
     def __init__(self, job: Job, rank: int) -> None:
         super().__init__(job, rank)
         parameters = list(self.model.parameters())
-        self._client = self.client(parameters, port_file(job), job.patience_s, job.server_host)
+        self._client = grpc_native.Client(
+            parameters, port_file(job), job.patience_s, job.server_host
+        )
 
     def finish(self) -> None:
         self._client.pull()
@@ -235,11 +227,6 @@ class Served(Trainer):
     def close(self) -> None:
         self._client.close()
         super().close()
-
-
-class ServedNatively(Served):
-    server = staticmethod(_serve_natively)
-    client = grpc_native.Client
 
 
 class Variant(Trainer):
@@ -275,8 +262,7 @@ TRAINERS: dict[str, type[Trainer]] = {
     "copied": Copied,
     "variant": Variant,
     "gloo": Gloo,
-    "grpc": Served,
-    "grpc_cpp": ServedNatively,
+    "grpc_cpp": Served,
     "floor": Trainer,
     "planned_floor": PlannedFloor,
 }

@@ -34,7 +34,7 @@ def test_every_backend_delivers_every_operation_in_every_row(ranks: int) -> None
     records = _records(
         run_ranks("collectives", ranks, *words, *OPTIONS, *backends, timeout_s=140.0)
     )
-    cells = [(one["contestant"], one["op"], one["size"], one["row"]) for one in records]
+    cells = [(one["name"], one["op"], one["size"], one["row"]) for one in records]
     assert len(set(cells)) == len(cells)
     moving = len(names) - 1
     of = {who: sum(cell[0] == who for cell in cells) for who, *_ in cells}
@@ -69,7 +69,7 @@ def test_the_copy_floor_is_there_for_rows_that_are_asked_for_alone() -> None:
     words = ("--ranks", "2", "--operations", "send,barrier", "--rows", "arena", "--rounds", "1")
     more = ("--sizes", "8,65536", "--backends", "rdmatensor,gloo,fake,copies")
     records = _records(run_ranks("collectives", 2, *words, *more, timeout_s=90.0))
-    assert [(one["contestant"], one["row"], one["size"]) for one in records] == [
+    assert [(one["name"], one["row"], one["size"]) for one in records] == [
         ("copy floor", "plain", 65536),
         ("rdmatensor", "arena", 8),
         ("does nothing", "arena", 8),

@@ -123,7 +123,7 @@ def test_blocks_go_forwards_and_back() -> None:
 def test_those_without_room_have_their_turns_later(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, room: int, beside: list[int]
 ) -> None:
-    """room: of how many contestants the memory is."""
+    """room: of how many peers the memory is."""
     log: list[str] = []
     standing: list[str] = []
 
@@ -131,8 +131,8 @@ def test_those_without_room_have_their_turns_later(
         is_there = True
 
         def __init__(self, job: Job, *_: object) -> None:
-            self.said: dict[str, Any] = {"contestant": job.contestant}
-            self._name = job.contestant
+            self.said: dict[str, Any] = {"name": job.name}
+            self._name = job.name
             standing.append(self._name)
 
         def take_block(self) -> None:
@@ -150,7 +150,7 @@ def test_those_without_room_have_their_turns_later(
     job = functools.partial(Job, model="fcn5", divisor=64, ranks=2, steps=1)
     jobs = [(job(who, plan=tmp_path, folder=tmp_path, patience_s=1.0), "shm") for who in "abc"]
     found = list(models.run_together(jobs, 2, tmp_path, PATIENCE_S))
-    assert [one["contestant"] for one in found] == ["a", "b", "c"]
+    assert [one["name"] for one in found] == ["a", "b", "c"]
     assert [one["beside"] for one in found] == beside
     assert "".join(log) == {4: "abccba", 2: "abbacc", 1: "aabbcc"}[room]
     assert not standing

@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.benchlib.record import Record
-from bench.suite import models
+from bench.suite import models, samples
 
 ABOUT: Record = {
     "model": "vgg16",
@@ -20,25 +20,25 @@ ABOUT: Record = {
 MS = 1_000_000
 
 
-def printed(contestant: str, *took_ms: float, cpu_ms: float = 10.0) -> Record:
-    """Return what a worker prints of a contestant that had one block of steps."""
+def printed(name: str, *took_ms: float, cpu_ms: float = 10.0) -> Record:
+    """Return what a worker prints of a trainer that had one block of steps."""
     return {
-        "contestant": contestant,
+        "name": name,
         "transport": "",
         "blocks_ns": [[round(ms * MS) for ms in took_ms]],
         "beside": 0,
         "cpu_ns": round(cpu_ms * MS),
         "memory_bytes": 96 << 20,
-        "arena_bytes": (32 << 20) if contestant == "planned" else 0,
+        "arena_bytes": (32 << 20) if name == "planned" else 0,
         "distance": 2e-6,
-        "choice": "as planned" if contestant == "planned" else "",
+        "choice": "as planned" if name == "planned" else "",
     }
 
 
 def records(
     of_ms: dict[str, float], turns: int = 3, spread: float = 0.01, **about: object
 ) -> list[Record]:
-    """Return the records of all contestants' steps; spread: of the samples of a turn."""
+    """Return the records of all trainers' steps; spread: of the samples of a turn."""
     found = [
         record
         for start in range(turns)
@@ -50,7 +50,7 @@ def records(
             start,
         )
     ]
-    return models.with_shares(models.merge(found))
+    return models.with_shares(samples.merge(found))
 
 
-STEPS_MS = {"planned": 120.0, "copied": 200.0, "gloo": 220.0, "grpc": 600.0, "floor": 100.0}
+STEPS_MS = {"planned": 120.0, "copied": 200.0, "gloo": 220.0, "grpc_cpp": 600.0, "floor": 100.0}

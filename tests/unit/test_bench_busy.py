@@ -15,7 +15,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.benchlib.record import Record, number
-from bench.suite import busy, busy_tables, command, rounds, samples, tables
+from bench.suite import busy, command, rounds, samples, tables
 from bench.suite.settings import Settings
 from bench.workers import busy as busy_worker
 from bench.workers.busy import Budget, burning, compute, loop
@@ -45,7 +45,7 @@ def _records(
     ):
         for mean in means:
             printed: Record = {
-                "contestant": who,
+                "name": who,
                 "op": op,
                 "size": size,
                 "moved_bytes": size,
@@ -195,13 +195,13 @@ def _cpu_ticks(pid: int) -> int:
 
 
 def test_a_record_is_of_the_slowest_rank_and_of_all_processor_time() -> None:
-    (ours, _) = _records("all_reduce", 8, [1.0, 5.0, 2.0], [1.0])
-    assert samples.raw_of(ours) == [MS + 10, 5 * MS + 10, 2 * MS + 10]
-    assert number(ours, "median_ns") == 2 * MS + 10
-    assert number(ours, "p50_ns") == MS
-    assert number(ours, "call_cpu_ns") == 2 * MS
-    (ours, _) = _records("wait", 0, [100.0], [100.0])
-    assert number(ours, "call_cpu_ns") == MS  # each rank waits for itself
+    (own, _) = _records("all_reduce", 8, [1.0, 5.0, 2.0], [1.0])
+    assert samples.raw_of(own) == [MS + 10, 5 * MS + 10, 2 * MS + 10]
+    assert number(own, "median_ns") == 2 * MS + 10
+    assert number(own, "p50_ns") == MS
+    assert number(own, "call_cpu_ns") == 2 * MS
+    (own, _) = _records("wait", 0, [100.0], [100.0])
+    assert number(own, "call_cpu_ns") == MS  # each rank waits for itself
 
 
 def test_tables_have_ratios_and_waits() -> None:
@@ -219,8 +219,8 @@ def test_tables_have_ratios_and_waits() -> None:
 
 
 def test_without_gloo_there_are_no_ratios() -> None:
-    ours = [one for one in _records("barrier", 0, [2.0], [1.0]) if one["peer"] == "rdmatensor"]
-    shown = busy_tables.show(ours)
+    own = [one for one in _records("barrier", 0, [2.0], [1.0]) if one["peer"] == "rdmatensor"]
+    shown = busy.show(own)
     assert "barrier, 2 ranks, shm" in shown
     assert "Gloo" not in shown
 

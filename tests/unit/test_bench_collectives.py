@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,19 +15,19 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 from bench.benchlib import mpi
 from bench.benchlib.record import Record, number
 from bench.suite import (
-    collective_tables,
     collectives,
     peers,
     plots,
     samples,
+    tables,
 )
 from bench.suite.settings import KIB, MIB, Settings
 
 
-def _said(contestant: str, rank: int, **fields: object) -> Record:
+def _said(name: str, rank: int, **fields: object) -> Record:
     """Return what a rank prints of one cell."""
     return {
-        "contestant": contestant,
+        "name": name,
         "op": "all_reduce",
         "size": MIB,
         "row": "plain",
@@ -43,9 +42,9 @@ def _said(contestant: str, rank: int, **fields: object) -> Record:
     }
 
 
-def _turn(contestant: str, ns: int, **fields: object) -> Record:
+def _turn(name: str, ns: int, **fields: object) -> Record:
     more = {"raw_ns": [ns] * 3, "each_ns": [ns] * 100, "cpu_ns": [ns] * 3, **fields}
-    said = [_said(contestant, rank, **more) for rank in (0, 1)]
+    said = [_said(name, rank, **more) for rank in (0, 1)]
     (merged,) = samples.merge([collectives.record_of(said, "shm")])
     return collectives.with_bandwidth({**merged, "cores": 2})
 
@@ -69,7 +68,7 @@ def test_a_sample_is_the_slowest_rank_s_and_cpu_time_that_of_all() -> None:
 def test_sizes_that_move_as_much_stay_apart() -> None:
     said: list[Record] = [
         {
-            "contestant": "gloo",
+            "name": "gloo",
             "op": "all_gather",
             "size": size,
             "moved_bytes": 16,
@@ -112,68 +111,20 @@ def test_what_the_ranks_do_themselves_is_taken_off() -> None:
     assert record["algbw_gb_per_s"] == pytest.approx(MIB / 3000, rel=1e-4)
     noisy = _turn("gloo", 5000, row="same", loop_ns=[6000] * 3)
     assert "algbw_gb_per_s" not in noisy
-    assert "-1.00 us" in collective_tables.show([noisy])
+    assert "-1.00 us" in tables.table_of("collectives", [noisy])
 
 
 def test_the_table_has_the_share_of_the_copy_floor() -> None:
     records = [_turn("rdmatensor", 1250), _turn("copies", 1000), _turn("gloo", 5000)]
-    lines = collective_tables.show(records).splitlines()
+    lines = tables.table_of("collectives", records).splitlines()
     heads = _cells(lines[0])
-    assert [head.strip() for head in heads[-2:]] == ["of floor", "times ours"]
-    (ours,) = [line for line in lines if "rdmatensor, " in line]
+    assert [head.strip() for head in heads[-2:]] == ["of floor", "over rdmatensor"]
+    (own,) = [line for line in lines if "rdmatensor, " in line]
     (gloo,) = [line for line in lines if "gloo, sleeps" in line]
     (floor,) = [line for line in lines if "copy floor" in line and "MiB" in line]
-    assert [cell.strip() for cell in _cells(ours)[-2:]] == ["0.80", "-"]
+    assert [cell.strip() for cell in _cells(own)[-2:]] == ["0.80", "-"]
     assert [cell.strip() for cell in _cells(gloo)[-2:]] == ["0.20", "4.00"]
     assert [cell.strip() for cell in _cells(floor)[-2:]] == ["-", "0.80"]
-
-
-def _turns(contestant: str, turns: list[list[int]], **fields: object) -> Record:
-    """The same of several turns, each with its samples."""
-    of_turns = [
-        collectives.record_of(
-            [
-                _said(contestant, rank, raw_ns=raw_ns, each_ns=raw_ns, cpu_ns=raw_ns, **fields)
-                for rank in (0, 1)
-            ],
-            "shm",
-        )
-        for raw_ns in turns
-    ]
-    (merged,) = samples.merge(of_turns)
-    return collectives.with_bandwidth({**merged, "cores": 2})
-
-
-def test_the_share_of_the_floor_is_taken_in_each_turn() -> None:
-    """A turn was slow, in which the floor has most of its samples: medians of all say 1.6."""
-    ours = _turns("rdmatensor", [[1250], [2500], [1250]])
-    floor = _turns("copies", [[1000], [2000] * 5, [1100]])
-    assert number(floor, "median_ns") / number(ours, "median_ns") == 1.6
-    share = collective_tables.of_floor(ours, collective_tables.by_who([ours, floor]))
-    assert share is not None
-    assert share.by_turn == pytest.approx((0.8, 0.8, 0.88))
-    assert share.words == "0.80 (0.80-0.88)"
-    assert " 0.80 (0.80-0.88) " in collective_tables.show([ours, floor])
-
-
-def test_each_turn_has_its_own_loop_in_the_share_of_the_floor() -> None:
-    """And of an even number of turns the two in the middle count."""
-    fields = {"row": "same", "loop_ns": [500]}
-    ours = _turns("rdmatensor", [[1500], [1750], [1000], [2500]], **fields)
-    floor = _turns("copies", [[1000]] * 4)
-    known = collective_tables.by_who([ours, floor])
-    share = collective_tables.of_floor(ours, known)
-    assert share is not None
-    assert share.by_turn == pytest.approx((1.0, 0.8, 2.0, 0.5))
-    assert share.value == pytest.approx(0.9)
-
-
-@pytest.mark.parametrize("turns", [[[1000]] * 2, [[1000], [500], [1000]]])
-def test_turns_that_cannot_be_paired_have_no_share(turns: list[list[int]]) -> None:
-    """Some are missing, or noise is more than what there is to see."""
-    ours = _turns("rdmatensor", turns, row="same", loop_ns=[500])
-    floor = _turns("copies", [[1000]] * 3)
-    assert collective_tables.of_floor(ours, collective_tables.by_who([ours, floor])) is None
 
 
 def test_who_has_no_arena_stands_beside_it_with_the_same_tensors() -> None:
@@ -182,11 +133,12 @@ def test_who_has_no_arena_stands_beside_it_with_the_same_tensors() -> None:
         _turn("gloo", 6500, row="same", loop_ns=[500] * 3),
         _turn("copies", 800),
     ]
-    shown = collective_tables.show(records)
+    shown = tables.table_of("collectives", records)
     (arena,) = [line for line in shown.splitlines() if " arena " in line and "MiB" in line]
     assert _cells(arena)[-2].strip() == "0.80"
     assert (
-        "shm, 2 ranks on 2 cores, arena: Gloo's time over ours, geometric mean of 1: 6.00" in shown
+        "shm, 2 ranks on 2 cores, arena: Gloo's time over rdmatensor's, geometric mean of 1: 6.00"
+        in shown
     )
 
 
@@ -198,12 +150,12 @@ def test_every_cell_in_which_a_rival_is_faster_is_named() -> None:
         _turn("gloo", 250, op="gather", size=64 * KIB),
         _turn("mpi", 2000),
     ]
-    gloo, other = collective_tables.verdicts(records)
+    gloo, other = tables.verdicts(records)
     assert gloo == (
-        "shm, 2 ranks on 2 cores, plain: Gloo's time over ours, geometric mean of 2: 1.00; "
+        "shm, 2 ranks on 2 cores, plain: Gloo's time over rdmatensor's, geometric mean of 2: 1.00; "
         "Gloo is faster in: gather 64 KiB (0.25)"
     )
-    assert other.endswith("geometric mean of 1: 2.00; OpenMPI is faster in: none")
+    assert other.endswith("geometric mean of 1: 2.00; Open MPI is faster in: none")
 
 
 @pytest.mark.parametrize(
@@ -256,33 +208,6 @@ def test_a_program_that_fails_says_its_last_words(monkeypatch: pytest.MonkeyPatc
             mpi.run("collectives", 2, "shm", timeout_s=0.5)
 
 
-def test_pictures_of_every_kind(tmp_path: Path) -> None:
-    make: Callable[..., list[Record]] = lambda who, ns, **more: [  # noqa: E731
-        _turn(who, ns, size=size, moved_bytes=size, **more) for size in (8, 64 * KIB, MIB)
-    ]
-    records = [
-        *make("rdmatensor", 1000),
-        *make("copies", 900),
-        *make("mpi", 1500),
-        *make("rdmatensor", 3000, row="arena", loop_ns=[1000] * 3),
-    ]
-    found = plots.of_collectives(records, tmp_path)
-    names = ["collectives_shm_2_time.png", "collectives_shm_2_busbw.png"]
-    assert [picture.file for picture in found] == names
-    for name in names:
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-
-
-def test_copies_that_stand_alone_are_no_picture(tmp_path: Path) -> None:
-    sizes = (64 * KIB, MIB)
-    records = [_turn("copies", 900, size=size, moved_bytes=size) for size in sizes]
-    records += [
-        _turn("rdmatensor", 3000, size=size, moved_bytes=size, row="same", loop_ns=[1000] * 3)
-        for size in sizes
-    ]
-    assert plots.of_collectives(records, tmp_path) == []
-
-
 def test_mpirun_ends_with_who_started_it(tmp_path: Path) -> None:
     root, told = Path(__file__).resolve().parents[2], tmp_path / "told"
     script = f"trap 'echo told > {told}; exit' TERM; echo ready > {tmp_path}/ready; sleep 50 & wait"
@@ -299,3 +224,31 @@ def test_mpirun_ends_with_who_started_it(tmp_path: Path) -> None:
             time.sleep(0.02)
         parent.kill()
         parent.wait()
+
+
+def test_a_picture_has_a_panel_for_each_operation(tmp_path: Path) -> None:
+    sizes = (8, 64 * KIB, MIB)
+    records = [
+        _turn(who, ns, size=size, moved_bytes=size)
+        for who, ns in (("rdmatensor", 1000), ("copies", 900), ("mpi", 1500))
+        for size in sizes
+    ]
+    assert plots.of_collectives(records, tmp_path) == ["collectives_shm_2.png"]
+    assert (tmp_path / "collectives_shm_2.png").read_bytes().startswith(b"\x89PNG")
+    assert plots.of_collectives(records[:1], tmp_path) == []
+
+
+def test_the_loop_of_a_turn_is_taken_off_its_own_samples() -> None:
+    """Of three turns two are slow; what ranks do themselves is that of each turn."""
+    fields: Record = {**samples.p2p_fields("gloo", "gloo", "shm", 8), "op": "send", "ranks": 2}
+    turns = ([10, 11, 12, 13, 14], [10, 50, 51, 52, 53], [10, 50, 51, 52, 53])
+    loops = (5, 40, 41)
+    (record,) = samples.merge(
+        [samples.turn({**fields, "loop_ns": of}, raw) for of, raw in zip(loops, turns, strict=True)]
+    )
+    assert [samples.figure(record, name) for name in ("p10", "median_ns", "p90")] == [10, 50, 53]
+    assert record[samples.LOOPS] == [5, 40, 41]
+    assert sorted(collectives.net_samples(record)) == sorted(
+        [5, 6, 7, 8, 9, -30, 10, 11, 12, 13, -31, 9, 10, 11, 12]
+    )
+    assert collectives.net_ns(record) == 9

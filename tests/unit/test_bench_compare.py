@@ -30,11 +30,11 @@ TURNS = 8
 
 
 def _record(
-    contestant: str, turns: list[list[float]], *, peer: str = "rdmatensor", size: int = 8
+    name: str, turns: list[list[float]], *, peer: str = "rdmatensor", size: int = 8
 ) -> Record:
     fields: Record = {
         "topic": "p2p",
-        "contestant": contestant,
+        "name": name,
         "peer": peer,
         "transport": "shm",
         "size": size,
@@ -161,9 +161,9 @@ GRPC_64 = _record("gRPC", _turns(3), peer="grpc-cpp", size=64)
 def test_a_row_that_vanished_is_gone_where_it_was_due(
     command: str, others: list[Record], is_gone: bool
 ) -> None:
-    ours = [_record("rdmatensor", _turns(1), size=size) for size in (8, 64)]
-    before = Result("full", "rdmatensor bench --out=a", MACHINE, [Run([*ours, GRPC_64], 0.0, 1.0)])
-    after = Result("full", command, MACHINE, [Run([ours[0], *others], 0.0, 1.0)])
+    own = [_record("rdmatensor", _turns(1), size=size) for size in (8, 64)]
+    before = Result("full", "rdmatensor bench --out=a", MACHINE, [Run([*own, GRPC_64], 0.0, 1.0)])
+    after = Result("full", command, MACHINE, [Run([own[0], *others], 0.0, 1.0)])
     lines = compare.compare(before, after)
     assert [line.verdict for line in lines] == (["same", "gone"] if is_gone else ["same"])
     assert ("p2p shm 64 B: rdmatensor, half a round trip  gone" in compare.table(lines)) == is_gone
@@ -217,16 +217,16 @@ def test_what_no_row_has_enough_turns_for_has_a_status_of_its_own(tmp_path: Path
 
 
 def test_another_topic_is_not_gone() -> None:
-    ours = [_record("rdmatensor", _turns(1))]
-    other: list[Record] = [{**ours[0], "topic": "setup"}]
-    before = Result("full", "rdmatensor bench", MACHINE, [Run(ours + other, 0.0, 1.0)])
-    after = Result("full", "rdmatensor bench p2p", MACHINE, [Run(ours, 0.0, 1.0)])
+    own = [_record("rdmatensor", _turns(1))]
+    other: list[Record] = [{**own[0], "topic": "setup"}]
+    before = Result("full", "rdmatensor bench", MACHINE, [Run(own + other, 0.0, 1.0)])
+    after = Result("full", "rdmatensor bench p2p", MACHINE, [Run(own, 0.0, 1.0)])
     assert [line.verdict for line in compare.compare(before, after)] == ["same"]
 
 
 def test_a_row_that_vanished_is_a_regression(tmp_path: Path) -> None:
-    ours = [_record("rdmatensor", _turns(1), size=size) for size in (8, 64)]
-    for name, records in (("a", ours), ("b", ours[:1])):
+    own = [_record("rdmatensor", _turns(1), size=size) for size in (8, 64)]
+    for name, records in (("a", own), ("b", own[:1])):
         write(_result(records), tmp_path / f"{name}.json")
     assert main(["bench", "compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 1
     assert main(["bench", "compare", str(tmp_path / "b.json"), str(tmp_path / "a.json")]) == 0

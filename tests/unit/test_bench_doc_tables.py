@@ -17,7 +17,7 @@ from bench import doc_tables
 from bench.benchlib.machine import ROOT
 from bench.benchlib.record import Record, save
 from bench.suite import samples
-from bench.suite.peers import OURS
+from bench.suite.peers import RDMATENSOR
 
 
 def _messages(theirs: int) -> list[Record]:
@@ -25,7 +25,7 @@ def _messages(theirs: int) -> list[Record]:
     return [
         merged(samples.p2p_fields(who, peer, "shm", size, **how), [ns * size] * 10)
         for size in (8, 64)
-        for who, peer, ns in ((OURS, OURS, 100), ("UCX put", "ucx", theirs))
+        for who, peer, ns in ((RDMATENSOR, RDMATENSOR, 100), ("UCX put", "ucx", theirs))
     ]
 
 
@@ -99,13 +99,13 @@ def test_a_picture_that_differs_is_found_and_written(
 
 
 def _all_reduce(peer: str, ns: dict[int, float]) -> list[Record]:
-    fields: Record = {"topic": "collectives", "contestant": peer, "peer": peer, "op": "all_reduce"}
+    fields: Record = {"topic": "collectives", "name": peer, "peer": peer, "op": "all_reduce"}
     fields |= {"transport": "shm", "ranks": 2, "row": "plain"}
     return [merged({**fields, "size": size}, [took] * 10) for size, took in ns.items()]
 
 
 def test_a_mean_has_one_row_for_each_library_and_way() -> None:
-    records = _all_reduce(OURS, {8: 100, 64: 100}) + _all_reduce("OpenMPI", {8: 50})
+    records = _all_reduce(RDMATENSOR, {8: 100, 64: 100}) + _all_reduce("OpenMPI", {8: 50})
     records += _all_reduce("gloo", {8: 400, 64: 90})
     found = doc_tables.means([result_of(records)], ("plain",))
     assert found.splitlines()[2:4] == [

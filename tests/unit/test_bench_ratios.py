@@ -20,17 +20,17 @@ def _figure(runs: Iterator[tuple[float, float]], least: float = 0.5) -> ratios.F
     """A figure whose runs have these fastest samples of us and of the other."""
 
     def measure() -> list[Record]:
-        ours, other = next(runs)
+        own, other = next(runs)
         return [
-            {"contestant": "ours", "raw_ns": [ours * 50, ours, ours * 3]},
-            {"contestant": "floor", "raw_ns": [other * 9, other]},
+            {"name": "rdmatensor", "raw_ns": [own * 50, own, own * 3]},
+            {"name": "floor", "raw_ns": [other * 9, other]},
         ]
 
     return ratios.Figure(
         "made up",
         measure,
-        lambda record: record["contestant"] == "ours",
-        lambda record: record["contestant"] == "floor",
+        lambda record: record["name"] == "rdmatensor",
+        lambda record: record["name"] == "floor",
         1.0,
         least,
     )
@@ -68,10 +68,10 @@ def test_what_is_slow_each_time_fails(capsys: pytest.CaptureFixture[str]) -> Non
     assert ", ".join(["0.33"] * ratios.TRIES) in shown
 
 
-def test_a_contestant_without_samples_is_no_success() -> None:
+def test_a_peer_without_samples_is_no_success() -> None:
     figure = _figure(iter([(1.0, 1.0)]))
     with pytest.raises(RuntimeError, match="no samples"):
-        figure.ratio([{"contestant": "ours", "raw_ns": [1]}])
+        figure.ratio([{"name": "rdmatensor", "raw_ns": [1]}])
 
 
 def test_every_figure_asks_for_much_of_what_is_known_and_leaves_room() -> None:
@@ -82,15 +82,15 @@ def test_every_figure_asks_for_much_of_what_is_known_and_leaves_room() -> None:
 
 
 def test_each_program_is_asked_for_what_it_prints(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The contestants are found among what the programs print, beside records that are none."""
+    """The peers are found among what the programs print, beside records that are none."""
     printed: list[Record] = [
         {"bench": "x", "summary": True},
-        {"contestant": "ours", "raw_ns": [20], "timed": "seen"},
-        {"contestant": "floor", "raw_ns": [10]},
-        {"contestant": "stream", "raw_ns": [10], "timed": "seen"},
-        {"contestant": "stream", "raw_ns": [1], "timed": "call"},
-        {"contestant": "slot", "raw_ns": [20]},
-        {"contestant": "copy", "raw_ns": [10]},
+        {"name": "rdmatensor", "raw_ns": [20], "timed": "seen"},
+        {"name": "floor", "raw_ns": [10]},
+        {"name": "stream", "raw_ns": [10], "timed": "seen"},
+        {"name": "stream", "raw_ns": [1], "timed": "call"},
+        {"name": "slot", "raw_ns": [20]},
+        {"name": "copy", "raw_ns": [10]},
     ]
     monkeypatch.setattr(programs, "run", lambda *_, **__: printed)
     compiled = [figure for figure in ratios.FIGURES if "all_reduce" not in figure.name]
@@ -103,7 +103,7 @@ def test_the_slowest_rank_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (worker, size) == ("collectives", 2)
         key = {"op": "all_reduce", "size": 8, "ranks": 2}
         return [
-            {**key, "contestant": who, "rank": rank, "raw_ns": [base + 10 * rank, base + 50]}
+            {**key, "name": who, "rank": rank, "raw_ns": [base + 10 * rank, base + 50]}
             for who, base in (("rdmatensor", 10), ("gloo", 50))
             for rank in (0, 1)
         ]
@@ -126,7 +126,7 @@ def test_under_burners_the_median_of_the_loops_counts(monkeypatch: pytest.Monkey
                 "burners": 2,
                 "between_ms": 0.0,
                 **ends,
-                "contestant": who,
+                "name": who,
                 "rank": rank,
                 "raw_ns": [fast, slow + rank, slow],
             }

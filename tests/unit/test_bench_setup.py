@@ -78,7 +78,7 @@ def _measure(
         limits.append(words[words.index("--seconds") + 1])
         numbers = map(int, words[words.index("--ranks") + 1].split(","))
         return [
-            {"contestant": who, "op": "barrier", "ranks": n, "took_ns": n, "rank_bytes": 1}
+            {"name": who, "op": "barrier", "ranks": n, "took_ns": n, "rank_bytes": 1}
             for n in numbers
             if n <= reached[environment["RDMATENSOR_TRANSPORT"]]
             for who in words[words.index("--backends") + 1].split(",")

@@ -14,17 +14,17 @@ from rdmatensor import cli
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.benchlib.record import Record, Result, Run, load, write
-from bench.suite import collectives, command, page, peers, rounds, samples, setup, tables
+from bench.suite import collectives, command, peers, plots, rounds, samples, setup, tables
 from bench.suite.settings import ASKED_FOR, TOPICS, Settings
 
 ABSENT = peers.Peer("absent", "nobody", ("p2p",), lambda _: "it is not here", "get it")
 PRESENT = peers.Peer("present", "somebody", ("p2p", "setup"), lambda _: "")
 
 
-def _p2p(contestant: str, peer: str, size: int, ns: float, timed: str = "half") -> Record:
+def _p2p(name: str, peer: str, size: int, ns: float, timed: str = "half") -> Record:
     fields: Record = {
         "topic": "p2p",
-        "contestant": contestant,
+        "name": name,
         "peer": peer,
         "transport": "shm",
         "size": size,
@@ -37,11 +37,11 @@ def _p2p(contestant: str, peer: str, size: int, ns: float, timed: str = "half") 
     return merged
 
 
-def _collective(contestant: str, peer: str, operation: str, ns: float) -> Record:
+def _collective(name: str, peer: str, operation: str, ns: float) -> Record:
     size = 0 if operation == "barrier" else 1 << 20
     fields: Record = {
         "topic": "collectives",
-        "contestant": contestant,
+        "name": name,
         "peer": peer,
         "transport": "shm",
         "op": operation,
@@ -55,11 +55,11 @@ def _collective(contestant: str, peer: str, operation: str, ns: float) -> Record
     return collectives.with_bandwidth(merged)
 
 
-def _set_up(contestant: str, ranks: int, ns: float) -> Record:
+def _set_up(name: str, ranks: int, ns: float) -> Record:
     fields: Record = {
         "topic": "setup",
-        "contestant": contestant,
-        "peer": contestant,
+        "name": name,
+        "peer": name,
         "transport": "tcp",
         "op": "all_to_all",
         "size": 0,
@@ -143,7 +143,7 @@ def test_options_reach_the_settings() -> None:
         (["p2p", "--models", "vgg16"], "--models is of models, not of p2p"),
         (
             ["setup", "--sizes", "8"],
-            "--sizes is of p2p, collectives, scale, busy, hosts, copies, not of setup",
+            "--sizes is of p2p, collectives, scale, busy, hosts, not of setup",
         ),
         (["models", "--sizes", "8"], "not of models"),
         (["p2p", "--ranks", "4"], "--ranks is of collectives, setup, models, busy, not of p2p"),
@@ -189,7 +189,7 @@ def test_the_table_of_peers_says_how_to_get_each() -> None:
 
 
 def test_turns_are_kept_apart_and_their_tails() -> None:
-    fields: Record = {"topic": "p2p", "contestant": "x", "size": 8}
+    fields: Record = {"topic": "p2p", "name": "x", "size": 8}
     known: Record = {"p99": 700, "p999": 900, "p10": 0, "p90": 500, "samples": 5000}
     turns = [
         samples.turn(fields, [3, 1, 2], known),
@@ -248,7 +248,7 @@ def test_bandwidths_are_those_of_nccl_tests(operation: str, factor: float) -> No
 
 def test_what_the_ranks_say_comes_together_by_its_key() -> None:
     said: list[Record] = [
-        {"contestant": "gloo", "op": "barrier", "size": size, "ranks": 2, "rank": rank}
+        {"name": "gloo", "op": "barrier", "size": size, "ranks": 2, "rank": rank}
         for rank in (0, 1)
         for size in (8, 64)
     ]
@@ -274,7 +274,7 @@ def test_the_line_by_which_a_ranks_memory_grows() -> None:
     ]
     assert setup.memory(curve) == pytest.approx((2048 * 1024, 96 * 1024))
     assert setup.memory(curve[:2]) is None
-    shown = tables.setup(curve)
+    shown = tables.table_of("setup", curve)
     assert "; memory of a rank 2048 KiB and 96 KiB for each other" in shown
     assert shown.splitlines()[2].endswith("2144 KiB")
 
@@ -289,7 +289,7 @@ def test_the_tables_show_the_best_floor_the_ratio_and_who_is_missing() -> None:
     assert "copy: fast" in shown
     assert "copy: slow" not in shown
     assert "missing in p2p: nixl (no <module>); to get it: pip install it" in shown
-    (grpc,) = [line for line in shown.splitlines() if "shm 1 MiB" in line and "gRPC" in line]
+    (grpc,) = [line for line in shown.splitlines() if "shm, 1 MiB" in line and "gRPC" in line]
     assert grpc.endswith("4.00")
     (gloo,) = [line for line in shown.splitlines() if "barrier, " in line and "gloo" in line]
     assert gloo.endswith("2.00")
@@ -297,11 +297,12 @@ def test_the_tables_show_the_best_floor_the_ratio_and_who_is_missing() -> None:
 
 
 def test_a_figure_of_another_timing_is_no_ratio() -> None:
-    shown = tables.p2p(
+    shown = tables.table_of(
+        "p2p",
         [
             _p2p("rdmatensor", "rdmatensor", 8, 100.0, timed="half"),
             _p2p("UCX put", "ucx", 8, 10.0, timed="whole"),
-        ]
+        ],
     )
     assert shown.splitlines()[-1].endswith("-")
 
@@ -315,10 +316,7 @@ def test_a_stored_result_becomes_a_page(capsys: pytest.CaptureFixture[str], tmp_
     assert "rdmatensor bench --quick" in words
     pictures = sorted(path.name for path in (tmp_path / "page").glob("*.png"))
     assert pictures == [
-        "collectives_shm_4_busbw.png",
-        "collectives_shm_4_time.png",
-        "p2p_shm_rate.png",
-        "p2p_shm_time.png",
+        "p2p_shm.png",
         "setup.png",
     ]
     for name in pictures:
@@ -330,9 +328,9 @@ def test_a_stored_result_becomes_a_page(capsys: pytest.CaptureFixture[str], tmp_
 def test_a_topic_without_pictures_still_has_its_table(tmp_path: Path) -> None:
     records = [_p2p("rdmatensor", "rdmatensor", 8, 100.0), _set_up("gloo", 2, 1e6)]
     result = Result("quick", "x", {"cores": 2}, [Run(records, 0.0, 1.0)])
-    words = page.write(result, tmp_path).read_text(encoding="utf-8")
+    words = plots.write(result, tmp_path).read_text(encoding="utf-8")
     assert "<img" not in words
-    assert words.count("<details>") == 2
+    assert words.count("<pre>") == 2
 
 
 def test_a_failure_is_one_line(

@@ -17,10 +17,8 @@ def _most(count: int, ns: int) -> str:
     return f"most of {count}: {ns} ns"
 
 
-def _row(contestant: str, peer: str, ns: float, wait: str = "spinning") -> Record:
-    fields = samples.p2p_fields(
-        contestant, peer, "tcp", 8, language="C", wait=wait, timed=samples.HALF
-    )
+def _row(name: str, peer: str, ns: float, wait: str = "spinning") -> Record:
+    fields = samples.p2p_fields(name, peer, "tcp", 8, language="C", wait=wait, timed=samples.HALF)
     (merged,) = samples.merge([samples.turn(fields, [ns] * 3) for _ in range(3)])
     return merged
 
@@ -36,16 +34,16 @@ def _by_waiting() -> list[Record]:
 
 
 def test_who_waits_alike_is_compared() -> None:
-    ours = tables.ours_of(_by_waiting())
-    found = [tables.factors_of(record, ours) for record in _by_waiting()]
+    own = tables.fastest_of(_by_waiting(), "rdmatensor")
+    found = [tables.factors_of(record, own) for record in _by_waiting()]
     assert found == [(None, None)] * 2 + [(0.8, None), (1.5, None), (5.0, 20.0)]
-    only_spinning = tables.ours_of(_by_waiting()[:1])
+    only_spinning = tables.fastest_of(_by_waiting()[:1], "rdmatensor")
     assert tables.factors_of(_by_waiting()[-1], only_spinning) == (None, 20.0)
 
 
 def test_the_table_has_both_factors_of_who_sleeps() -> None:
-    lines = tables.p2p(_by_waiting()).splitlines()
-    assert lines[0].endswith("times ours, waiting alike")
+    lines = tables.table_of("p2p", _by_waiting()).splitlines()
+    assert lines[0].endswith("over rdmatensor")
     (sleeping,) = [line for line in lines if "plain socket, sleeping" in line]
     assert sleeping.split()[-2:] == ["-", "1.50"]
     (grpc,) = [line for line in lines if "gRPC" in line]
@@ -54,15 +52,15 @@ def test_the_table_has_both_factors_of_who_sleeps() -> None:
 
 def test_a_row_that_was_to_sleep_says_how_often_it_did() -> None:
     one: Record = {**_row("plain socket", "floor", 600.0, "sleeping"), "cpu_ns_per_trip": 9000}
-    shown = [tables.p2p([{**one, "switches_per_trip": slept}]) for slept in (1.02, 0.1)]
+    shown = [tables.table_of("p2p", [{**one, "switches_per_trip": slept}]) for slept in (1.02, 0.1)]
     assert "plain socket, sleeping (1.02 times a trip, CPU 9.00 us), half" in shown[0]
     assert "plain socket, hardly sleeping (0.10 times a trip, CPU 9.00 us), half" in shown[1]
     spins: Record = {**_row("plain socket", "floor", 600.0), "switches_per_trip": 0.0}
-    assert "plain socket, spinning, half" in tables.p2p([spins])
+    assert "plain socket, spinning, half" in tables.table_of("p2p", [spins])
 
 
 def test_a_tail_needs_samples_of_all_turns_together() -> None:
-    fields: Record = {"topic": "p2p", "contestant": "x"}
+    fields: Record = {"topic": "p2p", "name": "x"}
     for count, names in ((6, ()), (33, ()), (34, ("p99",)), (333, ("p99",)), (334, _TAILS)):
         (merged,) = samples.merge([samples.turn(fields, range(count)) for _ in range(3)])
         assert tuple(name for name in _TAILS if name in merged) == names
@@ -72,7 +70,7 @@ def test_a_tail_needs_samples_of_all_turns_together() -> None:
 
 
 def test_tails_of_means_are_those_of_their_calls() -> None:
-    fields: Record = {"topic": "collectives", "contestant": "x"}
+    fields: Record = {"topic": "collectives", "name": "x"}
     turns = [samples.turn(fields, [50], calls_ns=range(400)) for _ in range(3)]
     (merged,) = samples.merge(turns)
     assert (merged["median_ns"], merged["p90"], merged["p999"]) == (50, 50, 399)
@@ -82,7 +80,7 @@ def test_tails_of_means_are_those_of_their_calls() -> None:
 
 
 def test_of_more_samples_than_are_printed_the_turns_say_the_tail() -> None:
-    fields: Record = {"topic": "p2p", "contestant": "x"}
+    fields: Record = {"topic": "p2p", "name": "x"}
     knows: Record = {"p99": 7, "p999": 9, "samples": 5000}
     turns = [samples.turn(fields, [1, 2], known) for known in (knows, {**knows, "samples": 500})]
     assert samples.merge(turns[:1])[0]["p999"] == 9
@@ -91,11 +89,11 @@ def test_of_more_samples_than_are_printed_the_turns_say_the_tail() -> None:
 
 
 def test_a_row_that_goes_over_another_path_says_so() -> None:
-    assert p2p.contestant_of("nixl", "prepared", "shm", 8) == "NIXL, one handle, over TCP"
-    assert p2p.contestant_of("nixl", "prepared", "shm", 64 << 20) == "NIXL, one handle"
-    assert p2p.contestant_of("nixl", "prepared", "tcp", 8) == "NIXL, one handle"
-    assert p2p.contestant_of("ours", "write", "shm", 8) == "rdmatensor, Python"
-    assert p2p.contestant_of("ours", "prepared", "shm", 8) == "rdmatensor, Python, one handle"
+    assert p2p.name_of("nixl", "prepared", "shm", 8) == "NIXL, one handle, over TCP"
+    assert p2p.name_of("nixl", "prepared", "shm", 64 << 20) == "NIXL, one handle"
+    assert p2p.name_of("nixl", "prepared", "tcp", 8) == "NIXL, one handle"
+    assert p2p.name_of("rdmatensor", "write", "shm", 8) == "rdmatensor, Python"
+    assert p2p.name_of("rdmatensor", "prepared", "shm", 8) == "rdmatensor, Python, one handle"
 
 
 def test_a_cost_that_some_turns_do_not_tell_is_left_out() -> None:

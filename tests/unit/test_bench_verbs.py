@@ -61,8 +61,8 @@ def guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _run(name: str, *words: str, environment: Any = None, **_: Any) -> list[Record]:
     """What rdtperf says: the library alone, 20 us each, half of it with several QPs."""
     ns = 20_000 if not environment else 10_000
-    who = "slot" if name == "tensors" else "ours"
-    return [{"contestant": who, "raw_ns": [ns] * 4, "samples": 4}]
+    who = "slot" if name == "tensors" else "rdmatensor"
+    return [{"name": who, "raw_ns": [ns] * 4, "samples": 4}]
 
 
 def test_a_run_has_perftest_and_the_library_and_keeps_a_file(
@@ -74,7 +74,7 @@ def test_a_run_has_perftest_and_the_library_and_keeps_a_file(
     said = capsys.readouterr().out
     assert "ib_write_lat, spinning, half a round trip" in said
     records = [one for run in load(guest / "kept.json").runs for one in run.records]
-    of = {(one["contestant"], one["size"], one["timed"]): one for one in records}
+    of = {(one["name"], one["size"], one["timed"]): one for one in records}
     assert of["ib_write_lat", 8, samples.HALF]["median_ns"] == 25_500
     timed = "16 in flight, one way, 2 QPs"
     assert of["ib_write_bw", MIB, timed]["median_ns"] == round(1e9 / 64)
@@ -101,8 +101,8 @@ def test_the_share_of_the_device_is_what_a_ring_moves_at_the_least(guest: Path) 
     assert list(turns) == ["ib_write_bw, 1 MiB", "ib_write_bw -b, 1 MiB"]
     device = samples.merge([one for turn in turns.values() for one in turn()])
     assert all(one["median_ns"] == round(1e9 / 64) for one in device)
-    ours = {**device[0], "op": "all_reduce", "peer": "rdmatensor", "median_ns": 4e9 / 64}
-    assert verbs.shares([*device, ours]) == [
+    own = {**device[0], "op": "all_reduce", "peer": "rdmatensor", "median_ns": 4e9 / 64}
+    assert verbs.shares([*device, own]) == [
         "all_reduce 1 MiB: 0.50 of ib_write_bw -b, 0.25 of one direction"
     ]
     assert [collectives.with_bandwidth(one)["op"] for one in device] == ["device"] * 2

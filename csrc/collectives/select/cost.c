@@ -20,7 +20,8 @@ enum {
 };
 #define LEN_MAX_BYTES (UINT64_C(1) << 32) /* larger ones are chosen for as this one */
 
-/* Of the machine of docs/performance.md; a group whose members share memory needs little of it. */
+/* Of a virtual AMD EPYC (Zen 4, 2 cores); a group whose members share memory needs little of it.
+ */
 const struct rdti_costs rdti_costs_built_in = {
     .source = RDTI_COSTS_BUILT_IN,
     .far = RDTI_PATH_TCP,

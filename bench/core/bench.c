@@ -112,7 +112,7 @@ bench_await(_Atomic uint64_t *word, uint64_t value, const char *whom)
 {
     const uint64_t deadline_ns = bench_now_ns() + BENCH_PATIENCE_NS;
 
-    /* acquire: pairs with the release store of whoever answers */
+    /* acquire: pairs with the other side's release store */
     for (uint32_t spins = 1; atomic_load_explicit(word, memory_order_acquire) != value; spins++) {
         bench_relax();
         if (spins % 4096 == 0 && bench_now_ns() > deadline_ns)
@@ -181,9 +181,9 @@ bench_verify(const void *buf, size_t len_bytes, uint64_t seed, const char *whose
 /* ---- Samples ----------------------------------------------------------------------------- */
 
 void
-bench_series_init(struct bench_series *s, const char *contestant, size_t cap)
+bench_series_init(struct bench_series *s, const char *name, size_t cap)
 {
-    *s = (struct bench_series){.contestant = contestant, .cap = cap};
+    *s = (struct bench_series){.name = name, .cap = cap};
     s->ns = calloc(cap, sizeof(*s->ns));
     if (s->ns == NULL)
         bench_die("calloc");
@@ -216,7 +216,7 @@ uint64_t
 bench_series_quantile(const struct bench_series *s, double fraction)
 {
     if (s->count == 0)
-        bench_fail("%s has no sample", s->contestant);
+        bench_fail("%s has no sample", s->name);
     uint64_t *sorted = malloc(s->count * sizeof(*sorted));
     if (sorted == NULL)
         bench_die("malloc");
@@ -232,10 +232,10 @@ bench_series_print(const struct bench_series *s, const char *fields)
 {
     const size_t shown = s->count <= BENCH_RAW_ALL ? s->count : BENCH_RAW_MAX;
 
-    (void)printf("{\"bench\": \"%s\", \"contestant\": \"%s\", %s%s\"median_ns\": %llu, "
+    (void)printf("{\"bench\": \"%s\", \"name\": \"%s\", %s%s\"median_ns\": %llu, "
                  "\"p10\": %llu, \"p90\": %llu, \"p99\": %llu, \"p999\": %llu, \"samples\": %zu, "
                  "\"raw_ns\": [",
-                 bench_name, s->contestant, fields, fields[0] != '\0' ? ", " : "",
+                 bench_name, s->name, fields, fields[0] != '\0' ? ", " : "",
                  (unsigned long long)bench_series_quantile(s, 0.5),
                  (unsigned long long)bench_series_quantile(s, 0.1),
                  (unsigned long long)bench_series_quantile(s, 0.9),
@@ -301,22 +301,4 @@ bench_check_args(int argc, char **argv, const char *const *known)
         if ((*k)[len] == '=' && ++i == argc)
             bench_fail("%s wants a value", argv[i - 1]);
     }
-}
-
-size_t
-bench_parse_sizes(const char *text, size_t max_bytes, size_t sizes[BENCH_MAX_SIZES])
-{
-    size_t n = 0;
-
-    while (*text != '\0' && n < BENCH_MAX_SIZES) {
-        char *end;
-        const unsigned long long size = strtoull(text, &end, 10);
-
-        if (end == text || size == 0 || size > max_bytes || (*end != ',' && *end != '\0'))
-            bench_fail("sizes are bytes up to %zu, separated by commas, not \"%s\"", max_bytes,
-                       text);
-        sizes[n++] = (size_t)size;
-        text = *end == ',' ? end + 1 : end;
-    }
-    return n;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Two processes with a context each, connected over one path, the main thread of each pinned to a
  * core of its own once the context is open (a context that is opened on one core would take it for
- * all there is). They meet at a board in shared memory, which is no part of what is measured. */
+ * all there is). They meet at a board in shared memory, outside of what is measured. */
 #ifndef RDT_BENCH_PAIR_H
 #define RDT_BENCH_PAIR_H
 
@@ -11,26 +11,16 @@
 
 #include "rdmatensor.h"
 
-#define PAIR_BOARD_BYTES ((size_t)1 << 20)
+#define PAIR_BOARD_BYTES ((size_t)64 << 10)
 #define PAIR_TIMEOUT_NS UINT64_C(20000000000)
 
 struct pair_board {
-    _Alignas(256) _Atomic uint32_t arrived[2]; /* at barriers: how many each side has passed */
-    _Alignas(256) _Atomic uint64_t request;    /* for the benchmark: see turns.h */
-    uint64_t act;
-    uint64_t len_bytes;
-    uint64_t seed; /* 0, or what the reader compares the bytes with */
-    _Alignas(256) _Atomic uint64_t ready;
-    _Alignas(256) _Atomic uint64_t published;
-    _Alignas(256) _Atomic uint64_t answer;
-    uint64_t seen_ns;
-    uint64_t read_ns;
-    uint64_t checksum;                          /* so that the reads are not optimised away */
-    _Alignas(256) _Atomic uint64_t ping[2][32]; /* [side]: a line, for the floor of a ping-pong */
+    _Alignas(256) _Atomic uint32_t arrived[2];  /* at barriers: how many each side has passed */
+    _Alignas(256) _Atomic uint64_t ping[2][32]; /* [side]: words of the command, see perf.h */
     size_t blob_bytes[2];
     uint8_t blob[2][RDT_BLOB_MAX_BYTES];
     uint8_t remote[2][RDT_REMOTE_REGION_BYTES];
-    unsigned char scratch[64 << 10]; /* the benchmark's own; zero at first */
+    unsigned char scratch[256]; /* the command's own */
 };
 
 struct pair_opts {
@@ -44,6 +34,7 @@ struct pair {
     rdt_context *ctx;
     rdt_endpoint *ep;
     uint32_t barriers;
+    uint64_t turns;      /* of the loop of perf.h */
     uint64_t open_ns;    /* what opening the context took */
     uint64_t connect_ns; /* from the peer's blob until the path was proved */
     const void *arg;
@@ -66,16 +57,15 @@ void pair_meet(struct pair *p, size_t word, uint64_t value);
 rdt_region *pair_offer(struct pair *p, uint64_t len_bytes);
 struct rdt_remote_region pair_take_offer(struct pair *p);
 
-/* Write, wait until it is done, free the transfer. */
+/* Wait until a transfer is done, and free it. */
+void pair_finish(rdt_transfer *transfer);
+/* Write and finish. */
 void pair_write(struct pair *p, const void *src, uint64_t len_bytes,
                 const struct rdt_remote_region *dst, uint64_t dst_off, uint32_t notify);
 uint32_t pair_wait_notify(struct pair *p);
 struct rdt_counters pair_counters(struct pair *p);
 
-/* For programs that open contexts themselves. */
+/* For commands that open contexts themselves. */
 rdt_context *pair_open_context(const struct pair_opts *opts, int rank);
-rdt_endpoint *pair_open_endpoint(rdt_context *ctx, const uint8_t *blob, size_t blob_bytes,
-                                 int peer_rank);
-void pair_require_transport(const struct pair_opts *opts, rdt_endpoint *ep);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What every benchmark program needs: the clock, a core of its own, samples, lines of JSON. A
- * failure ends the program: a benchmark has nobody to report to but its reader. */
+ * failure ends the program. */
 #ifndef RDT_BENCH_BENCH_H
 #define RDT_BENCH_BENCH_H
 
@@ -45,28 +45,28 @@ void bench_await(_Atomic uint64_t *word, uint64_t value, const char *whom);
 void *bench_map(size_t len_bytes, int flags);
 /* Add up the buffer as words: a reader that cannot be optimised away if its sum is used. */
 uint64_t bench_sum(const void *buf, size_t len_bytes);
-/* A payload that tells where each byte belongs, different for each seed, and the check of it; what
- * differs ends the program in the name of `whose`. */
+/* A payload in which each place has a byte of its own, different for each seed, and the check of it;
+ * what differs ends the program in the name of `whose`. */
 void bench_fill(void *buf, size_t len_bytes, uint64_t seed);
 void bench_verify(const void *buf, size_t len_bytes, uint64_t seed, const char *whose);
 
 /* ---- Samples ----------------------------------------------------------------------------- */
 
 struct bench_series {
-    const char *contestant;
+    const char *name;
     uint64_t *ns;
     size_t count;
     size_t cap;
 };
 
-void bench_series_init(struct bench_series *s, const char *contestant, size_t cap);
+void bench_series_init(struct bench_series *s, const char *name, size_t cap);
 void bench_series_add(struct bench_series *s, uint64_t ns); /* past cap they are dropped */
 void bench_series_free(struct bench_series *s);
 /* fraction in [0, 1]; 0.5 is the median. */
 uint64_t bench_series_quantile(const struct bench_series *s, double fraction);
 
 /*
- * One line: {"bench": name, "contestant": ..., <fields>, "median_ns": ..., "p10": ..., "p90": ...,
+ * One line: {"bench": name, "name": ..., <fields>, "median_ns": ..., "p10": ..., "p90": ...,
  * "p99": ..., "p999": ..., "samples": n, "raw_ns": [...]}. `fields` is a piece of JSON such as
  * "\"size\": 8". raw_ns has all samples up to BENCH_RAW_ALL, of which a reader adds those of
  * several runs for their tails; of more BENCH_RAW_MAX, evenly spread over the run and in its order.
@@ -84,9 +84,5 @@ double bench_arg_number(int argc, char **argv, const char *name, double otherwis
 /* Every argument must be in `known`, a NULL-terminated list in which a name that takes a value ends
  * in "=". */
 void bench_check_args(int argc, char **argv, const char *const *known);
-
-#define BENCH_MAX_SIZES 32
-/* "N,N,..." bytes, each at most max_bytes; returns how many. */
-size_t bench_parse_sizes(const char *text, size_t max_bytes, size_t sizes[BENCH_MAX_SIZES]);
 
 #endif

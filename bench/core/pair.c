@@ -58,8 +58,8 @@ pair_open_context(const struct pair_opts *opts, int rank)
     return ctx;
 }
 
-rdt_endpoint *
-pair_open_endpoint(rdt_context *ctx, const uint8_t *blob, size_t blob_bytes, int peer_rank)
+static rdt_endpoint *
+open_endpoint(rdt_context *ctx, const uint8_t *blob, size_t blob_bytes, int peer_rank)
 {
     const struct rdt_endpoint_opts endpoint_opts = {.struct_size = sizeof(endpoint_opts),
                                                     .peer_rank = peer_rank,
@@ -72,15 +72,15 @@ pair_open_endpoint(rdt_context *ctx, const uint8_t *blob, size_t blob_bytes, int
     return ep;
 }
 
-void
-pair_require_transport(const struct pair_opts *opts, rdt_endpoint *ep)
+static void
+require_transport(const struct pair_opts *opts, rdt_endpoint *ep)
 {
     if (rdt_endpoint_transport(ep) != transport_number(opts))
         bench_fail("wanted %s, the endpoint is over transport %u", opts->transport,
                    rdt_endpoint_transport(ep));
 }
 
-/* Until `*word` is no longer `expected`, or a while has passed. */
+/* Until `*word` differs from `expected`, or a while has passed. */
 static void
 sleep_on(_Atomic uint32_t *word, uint32_t expected)
 {
@@ -107,7 +107,7 @@ pair_barrier(struct pair *p)
     while ((seen = atomic_load_explicit(others, memory_order_acquire)) < round) {
         sleep_on(others, seen);
         if (bench_now_ns() > deadline_ns)
-            bench_fail("side %d waits for the other in vain", p->side);
+            bench_fail("side %d: the other side does not arrive", p->side);
     }
 }
 
@@ -133,11 +133,11 @@ connect_sides(struct pair *p, const struct pair_opts *opts)
                &err, "rdt_context_blob");
     pair_barrier(p);
     const uint64_t start_ns = bench_now_ns();
-    p->ep = pair_open_endpoint(p->ctx, board->blob[other], board->blob_bytes[other], other);
+    p->ep = open_endpoint(p->ctx, board->blob[other], board->blob_bytes[other], other);
     pair_check(rdt_endpoint_wait_ready(p->ep, PAIR_TIMEOUT_NS, &err), &err,
                "rdt_endpoint_wait_ready");
     p->connect_ns = bench_now_ns() - start_ns;
-    pair_require_transport(opts, p->ep);
+    require_transport(opts, p->ep);
 }
 
 static void
@@ -167,7 +167,7 @@ pair_run(const struct pair_opts *opts, pair_side_fn first, pair_side_fn second, 
 
     _Static_assert(sizeof(struct pair_board) <= PAIR_BOARD_BYTES, "the board fits");
     if (bench_cores() < 2) {
-        (void)fprintf(stderr, "%s: needs two cores\n", bench_name);
+        (void)fprintf(stderr, "%s: needs 2 cores\n", bench_name);
         exit(BENCH_EXIT_SKIP);
     }
     (void)fflush(NULL);
@@ -216,6 +216,15 @@ pair_take_offer(struct pair *p)
 }
 
 void
+pair_finish(rdt_transfer *transfer)
+{
+    struct rdt_error err;
+
+    pair_check(rdt_transfer_wait(transfer, PAIR_TIMEOUT_NS, &err), &err, "rdt_transfer_wait");
+    rdt_transfer_free(transfer);
+}
+
+void
 pair_write(struct pair *p, const void *src, uint64_t len_bytes, const struct rdt_remote_region *dst,
            uint64_t dst_off, uint32_t notify)
 {
@@ -224,8 +233,7 @@ pair_write(struct pair *p, const void *src, uint64_t len_bytes, const struct rdt
 
     pair_check(rdt_endpoint_write(p->ep, src, len_bytes, dst, dst_off, notify, &transfer, &err),
                &err, "rdt_endpoint_write");
-    pair_check(rdt_transfer_wait(transfer, PAIR_TIMEOUT_NS, &err), &err, "rdt_transfer_wait");
-    rdt_transfer_free(transfer);
+    pair_finish(transfer);
 }
 
 uint32_t
