@@ -73,8 +73,8 @@ rdt_status rdti_regions_register(struct rdti_regions *regions, void *addr, uint6
 /* Registered regions may overlap others; then any that holds the whole range. In a forked child:
  * NULL. Do not access the result if another thread may free it: use the next function. */
 rdt_region *rdti_regions_find(struct rdti_regions *regions, const void *addr, uint64_t len_bytes);
-/* The place of these bytes, for a peer: finds a region and exports it in one step, so that no thread
- * frees it in between. RDT_EAGAIN: there is none. */
+/* The place of these bytes, for a peer: finds a region and exports it in one step, so that no
+ * thread frees it in between. RDT_EAGAIN: there is none. */
 rdt_status rdti_regions_place_at(struct rdti_regions *regions, const void *addr, uint64_t len_bytes,
                                  struct rdti_place *out, struct rdt_error *err);
 /* Register memory for one operation. The region ends with the operation, so rdti_regions_find()

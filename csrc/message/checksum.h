@@ -73,8 +73,8 @@ void rdti_sums_on_ended(struct rdti_mailbox *m, const struct rdt_error *err);
 bool rdti_sums_tell_message(struct rdti_mailbox *m, struct rdti_request *send);
 /* [driver] The sums of the next bytes of a message, which the caller frees; NULL: no memory. */
 uint32_t *rdti_sums_of_granted(struct rdti_request *send, uint64_t len_bytes);
-/* [driver] Queues the sums of bytes that were just written: a WRITTEN for each RDTI_SUMS_MAX chunks;
- * the last has the notification. */
+/* [driver] Queues the sums of bytes that were just written: a WRITTEN for each RDTI_SUMS_MAX
+ * chunks, the last with the notification. */
 void rdti_sums_tell_written(struct rdti_mailbox *m, const struct rdt_remote_region *region,
                             uint64_t off_bytes, uint64_t len_bytes, const uint32_t *sums,
                             uint32_t notification);

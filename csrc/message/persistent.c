@@ -116,7 +116,7 @@ rdti_rx_stream_ask(struct rdti_rx_stream *stream)
 {
     struct rdti_mailbox *m = stream->m;
 
-    do /* what is said of an id is long over when it comes round again */
+    do /* no message about an old stream is left when its number returns */
         m->next_stream = m->next_stream == RDTI_STREAM_ID_MAX ? 0 : m->next_stream + 1;
     while (rdti_rx_stream_find_id(m, m->next_stream) != NULL);
     stream->id = m->next_stream;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The bodies of persistent streams, for persistent*.c, and checksum.c, which names receives, only. Everything here is [driver]. */
+ * The bodies of persistent streams, for persistent*.c, and for checksum.c, which names receives.
+ * Everything here is [driver]. */
 #ifndef RDTI_MESSAGE_PERSISTENT_IMPL_H
 #define RDTI_MESSAGE_PERSISTENT_IMPL_H
 

@@ -127,7 +127,7 @@ persistent_receive_remember(struct rdti_rx_stream *stream, const void *addr, uin
                                            persistent_receive_watched(addr, len_bytes, &at));
 }
 
-/* It is reachable still, in the same region: one placed over it since might not be for this peer. */
+/* It is still reachable, in the same region: a later one there might not be for this peer. */
 static bool
 persistent_receive_is_as_seen(const struct rdti_rx_stream *stream, const struct rdti_watched *seen)
 {

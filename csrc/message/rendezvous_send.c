@@ -253,8 +253,8 @@ rndv_send_post(struct rdti_mailbox *m, struct rdti_request *send, const struct r
     return RDT_OK;
 }
 
-/* Writes the next bytes there. With sums the notification comes after these. On an error nothing was
- * sent. May end the send, and the path. */
+/* Writes the next bytes there. With sums the notification comes after these. On an error nothing
+ * was sent. May end the send, and the path. */
 static rdt_status
 rndv_send_write(struct rdti_mailbox *m, struct rdti_request *send, const struct rdti_place *place,
                 uint64_t len_bytes, enum rdti_traffic traffic, uint32_t notification,

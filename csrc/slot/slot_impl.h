@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The bodies of both halves of a slot, for slots.c (the table), slot.c (receiver), slot_fetch.c (its
- * view of an arrived tensor), slot_open.c and slot_sender.c (sender) only. */
+ * The bodies of both halves of a slot, for slots.c (the table), slot.c (receiver), slot_fetch.c
+ * (its view of an arrived tensor), slot_open.c and slot_sender.c (sender) only. */
 #ifndef RDTI_SLOT_SLOT_IMPL_H
 #define RDTI_SLOT_SLOT_IMPL_H
 

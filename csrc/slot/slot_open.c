@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Opening the sender's half of a slot: it is announced by name, and described alike on both sides. */
+ * Opening the sender's half of a slot: announced by name, with one description on both sides. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
