@@ -195,8 +195,8 @@ def test_mismatch_is_an_error_on_both_sides(
     pair: Pair, shape: tuple[int, ...], dtype: str, kind: str
 ) -> None:
     with pair.right.recv_slot("m", (4, 4), "float32", src=pair.to_left) as slot:
+        send: Any = pair.to_right.send_slot
         with pytest.raises(MismatchError, match="'m'") as sender:
-            send: Any = pair.to_right.send_slot
             send("m", shape, dtype, kind=kind, timeout_s=5)
         with pytest.raises(MismatchError, match="'m'") as receiver:
             slot.get(timeout_s=5)
