@@ -1,6 +1,19 @@
 """The torch.distributed backend: making a group, and inspecting it.
 
 `init_process_group("rdmatensor")` calls create(). All groups of a process share its context.
+
+The first group changes what else happens in the process:
+
+- malloc keeps large blocks: its thresholds are raised, for all libraries of the process.
+- DistributedDataParallel's buckets and gradients, and the buffers of pipeline stages, are allocated
+  in the arena: functions of torch are wrapped for it.
+- Each rank records its operations and finds the step that repeats.
+
+RDMATENSOR_HOOKS=0, or `pg_options=rdmatensor.Options(hooks=False)`, turns all of it off;
+RDMATENSOR_ADOPT=0 the first two, RDMATENSOR_PLAN=off the last.
+
+torch.distributed refuses some functions to every backend but Gloo or NCCL, by name:
+monitored_barrier(), set_timeout(), sequence_number(), split_group() and the bf16 hooks are here.
 """
 
 from __future__ import annotations

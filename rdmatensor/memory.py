@@ -196,8 +196,8 @@ def _why_refused(tensor: object, error: Exception, *, writable: bool) -> str:
 
 def _no_tensor(thing: object) -> str:
     return (
-        f"{type(thing).__name__} is not a tensor: numpy arrays, objects with the buffer "
-        "protocol and CPU torch tensors are"
+        f"expected a NumPy array, an object with the buffer protocol or a CPU torch tensor, got "
+        f"{type(thing).__name__}"
     )
 
 

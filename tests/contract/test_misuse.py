@@ -82,7 +82,7 @@ def test_a_put_that_is_no_tensor_is_refused_as_by_write(pair: Pair) -> None:
     with (
         pair.right.recv_slot("s", 4, src=pair.to_left),
         pair.to_right.send_slot("s", 4, "float32") as sender,
-        pytest.raises(InvalidArgumentError, match="list is not a tensor"),
+        pytest.raises(InvalidArgumentError, match="CPU torch tensor, got list"),
     ):
         sender.put([1.0])  # type: ignore[arg-type]
 

@@ -112,7 +112,7 @@ def test_numpy_s_integers_are_dims(context: Context) -> None:
 def test_what_is_no_tensor_is_told_what_is(context: Context) -> None:
     square = np.ones((4, 4), "float32")
     for wrong, says in [
-        ([1, 2], r"list is not a tensor: .*numpy arrays.*buffer protocol.*CPU torch tensors"),
+        ([1, 2], r"NumPy array.*buffer protocol.*CPU torch tensor, got list"),
         (square[:, ::2], r"ndarray of shape \(4, 2\) .*row-major.*ascontiguousarray"),
     ]:
         with pytest.raises(InvalidArgumentError, match=says):
