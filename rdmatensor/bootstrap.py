@@ -148,7 +148,8 @@ class World:
 
     `world[1]` is `world.endpoint(1)`.
 
-    Threads: any thread.
+    Threads:
+        Any thread.
 
     Attributes:
         rank: This process's rank.

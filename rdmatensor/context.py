@@ -51,7 +51,8 @@ class Context(Closable):
     A context manager; or close() it. A context that is open when the interpreter ends is closed
     then. Arrays of its arena stay valid until they are dropped, also after close().
 
-    Threads: any thread may call everything but close().
+    Threads:
+        Any thread may call everything but close().
 
     Args:
         settings: None reads the environment.
@@ -110,8 +111,9 @@ class Context(Closable):
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike | None = "float32") -> Array:
         """Return a numpy array in the arena, with undefined content.
 
-        Ownership: freed with the last array or view of it. Bytes that peers may still write are not
-            reused before. DLPack and the buffer protocol are numpy's.
+        Ownership:
+            Freed with the last array or view of it. Bytes that peers may still write are not reused
+            before. DLPack and the buffer protocol are numpy's.
 
         Args:
             shape: Any shape of at most 8 dims, as one argument; zero-size is legal.
@@ -158,8 +160,9 @@ class Context(Closable):
         Peers on this host reach it over tcp or through the kernel, never by mapping it: memory of
         the arena is faster.
 
-        Ownership: the memory is kept alive until Region.close(), and longer while a peer may still
-            write it; it must not be moved or resized meanwhile.
+        Ownership:
+            The memory is kept alive until Region.close(), and longer while a peer may still write
+            it; it must not be moved or resized meanwhile.
 
         Args:
             tensor: Any writable row-major tensor without gaps.

@@ -43,7 +43,8 @@ NOTIFY_MAX: int = lib.RDT_NOTIFY_MAX
 class WriteBatch:
     """Blocks of local memory and their destinations: made once, written with write_many() often.
 
-    Ownership: the tensors are kept alive by this object.
+    Ownership:
+        The tensors are kept alive by this object.
 
     Args:
         blocks: Pairs (tensor, dst_offset_bytes); each tensor goes whole to that offset, in bytes,
@@ -160,7 +161,8 @@ assert ffi.sizeof("struct rdt_block") == 24, "WriteBatch.of_parts() lays three w
 class PreparedWrite:
     """A write that was checked once and is posted often; made by Endpoint.prepare_write().
 
-    Ownership: the source is kept alive by this object.
+    Ownership:
+        The source is kept alive by this object.
 
     Example:
         >>> prepared = endpoint.prepare_write(np.ones(4, np.uint8), remote)
@@ -240,7 +242,8 @@ class Endpoint(Closable):
     notifications to one peer arrive in order. Operations may be posted before the connection is
     established; they wait for it. A context manager.
 
-    Threads: any thread may post; notifications are taken by one thread at a time.
+    Threads:
+        Any thread may post; notifications are taken by one thread at a time.
 
     Attributes:
         rank: The peer's global rank, -1 if unknown.
@@ -329,7 +332,8 @@ class Endpoint(Closable):
 
         No copy is made. Zero-size tensors are legal.
 
-        Ownership: src is kept alive, and must not change, until the Transfer is done.
+        Ownership:
+            `src` is kept alive, and must not change, until the Transfer is done.
 
         Args:
             src: Any row-major tensor without gaps: a numpy array, a buffer, a CPU torch tensor.
@@ -403,7 +407,8 @@ class Endpoint(Closable):
     ) -> Transfer:
         """Start one write of many blocks into one remote region, with one notification.
 
-        Ownership: as for write(), for all tensors of the blocks.
+        Ownership:
+            As for write(), for all tensors of the blocks.
 
         Args:
             blocks: Pairs (tensor, dst_offset_bytes), or a WriteBatch, which is checked once for
@@ -437,7 +442,8 @@ class Endpoint(Closable):
     def read(self, dst: TensorLike, src: RemoteRegion, *, src_offset_bytes: int = 0) -> Transfer:
         """Start a one-sided read that fills a whole tensor from the peer's memory.
 
-        Ownership: dst is kept alive, and must not be used, until the Transfer is done.
+        Ownership:
+            `dst` is kept alive, and must not be used, until the Transfer is done.
 
         Args:
             dst: Any writable row-major tensor without gaps.

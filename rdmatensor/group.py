@@ -39,9 +39,12 @@ class Group(Closable):
     takes the arguments of the method before its _init, waits for all members, and returns what is
     started often; in a coroutine, call it by asyncio.to_thread().
 
-    Ownership: all tensors are kept alive, sources must not change and destinations must not be used
-        until the Transfer is done.
-    Threads: any thread, but collectives of one group in the same order on all members.
+    Ownership:
+        All tensors are kept alive, sources must not change and destinations must not be used until
+        the Transfer is done.
+
+    Threads:
+        Any thread, but collectives of one group in the same order on all members.
 
     Attributes:
         name: The name that all members use.

@@ -310,10 +310,12 @@ def export_region(region: CData) -> RemoteRegion:
 class Region(Closable):
     """The user's own memory that peers may write and read; made by Context.register().
 
-    Ownership: the memory is kept alive until close(), and after it until no peer can write it any
-        more; it must not be moved or resized meanwhile (a bytearray refuses to).
+    Ownership:
+        The memory is kept alive until close(), and after it until no peer can write it any more; it
+        must not be moved or resized meanwhile (a bytearray refuses to).
 
-    Threads: any thread.
+    Threads:
+        Any thread.
 
     Attributes:
         len_bytes: Size of the memory.

@@ -319,8 +319,9 @@ class Server:
     def __init__(self, context: Observed, ports: tuple[int, int]) -> None:
         """Take the first port that is free of ports, both ends included.
 
-        Raises: NotSupportedError (prometheus-client is not installed), DeviceError (no port is
-            free).
+        Raises:
+            NotSupportedError: prometheus-client is not installed.
+            DeviceError: No port is free.
         """
         client = _client()
         registry = _registry(client, context)

@@ -21,9 +21,12 @@ class PersistentCollective(Closable):
 
     Members start the same ones in the same order. The next start needs the end of the last one.
 
-    Ownership: it keeps its tensors alive until ``close()``. A source must not change, and a
-        destination must not be used, from a start until its Transfer is done.
-    Threads: any thread, one start at a time.
+    Ownership:
+        It keeps its tensors alive until ``close()``. A source must not change, and a destination
+        must not be used, from a start until its Transfer is done.
+
+    Threads:
+        Any thread, one start at a time.
 
     Example:
         >>> gradient = np.zeros(1000)

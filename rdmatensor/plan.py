@@ -73,10 +73,11 @@ def apply(
     Blocks until all ranks of the group have called it: they compare their plans, and all take rank
     0's parameters and buffers. A plan that the model has already is closed.
 
-    Ownership: the model and the optimizer stay the caller's. Both get hooks until close(), which a
-        copy of the model does not have. The arena keeps one place for each gradient until close(),
-        and longer while a gradient is there, and until close() the memory from which small buffers
-        are sent together.
+    Ownership:
+        The model and the optimizer stay the caller's. Both get hooks until close(), which a copy of
+        the model does not have. The arena keeps one place for each gradient until close(), and
+        longer while a gradient is there, and until close() the memory from which small buffers are
+        sent together.
 
     Args:
         model: The model.

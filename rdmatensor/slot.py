@@ -50,7 +50,8 @@ class SlotTensor:
     NumPy takes it as an array (`np.asarray(received)`), torch and others by DLPack
     (`torch.from_dlpack(received)`), without a copy.
 
-    Ownership: the memory is the slot's, yours until release(): then the sender may write it.
+    Ownership:
+        The memory is the slot's, yours until release(): then the sender may write it.
 
     Attributes:
         array: A numpy array over the slot's memory.
@@ -140,8 +141,9 @@ class SlotReceiver(Closable):
     It has two buffers: one can be read while the other is filled. A context manager, and an
     asynchronous iterator over what arrives.
 
-    Threads: one thread at a time. A signal handler must not call get() of a slot whose get() it may
-        have interrupted.
+    Threads:
+        One thread at a time. A signal handler must not call get() of a slot whose get() it may have
+        interrupted.
 
     Attributes:
         name: The name that both sides use.
@@ -297,7 +299,8 @@ class SlotReceiver(Closable):
 class SlotSender(Closable):
     """The sending side of a slot; made by Endpoint.send_slot(). A context manager.
 
-    Threads: one thread at a time.
+    Threads:
+        One thread at a time.
 
     Attributes:
         name: The name that both sides use.
@@ -370,9 +373,10 @@ class SlotSender(Closable):
 
         No copy is made.
 
-        Ownership: the tensor is kept alive, and must not change, until the Transfer is done: on shm
-            mostly at once, for a dynamic slot when the receiver has read it. Wait for it before
-            close(), which withdraws what was not read.
+        Ownership:
+            The tensor is kept alive, and must not change, until the Transfer is done: on shm mostly
+            at once, for a dynamic slot when the receiver has read it. Wait for it before close(),
+            which withdraws what was not read.
 
         Args:
             tensor: A tensor of the slot's dtype and shape; at most its shape in each dim for a
@@ -444,8 +448,9 @@ class SlotSender(Closable):
     ) -> Array:
         """Return memory to write the next tensor in place; waits for a free buffer.
 
-        Ownership: yours until post(); do not use the array after it, nor after close(): on shm it
-            is the receiver's own memory.
+        Ownership:
+            Yours until post(); do not use the array after it, nor after close(): on shm it is the
+            receiver's own memory.
 
         Args:
             shape: The slot's shape, or for a bounded slot any within it; None takes the slot's.

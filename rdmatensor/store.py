@@ -120,7 +120,8 @@ class FileStore:
     secret. Runs of a job may use it one after the other; what a run that was killed has left is
     recognised on the same host, and replaced.
 
-    Threads: any thread, and any process.
+    Threads:
+        Any thread, and any process.
 
     Args:
         path: The folder.
@@ -303,7 +304,9 @@ class PatientStore:
 
     Each request has a thread of its own, which ends with it. A request whose caller gave up goes
     on, and the next one waits for its end: at most one thread is stuck.
-    Threads: any.
+
+    Threads:
+        Any.
     """
 
     def __init__(self, store: Store) -> None:

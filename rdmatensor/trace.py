@@ -302,7 +302,9 @@ def check_folder(folder: str) -> None:
 def write_into(folder: str, context: Observed) -> Path:
     """Write FOLDER/rdmatensor-<host>-<pid>.json and return its path; adds "-<uuid>" if it exists.
 
-    Raises: OSError, ClosedError.
+    Raises:
+        OSError: The file cannot be written.
+        ClosedError: The context was closed.
     """
     name = f"rdmatensor-{socket.gethostname()}-{os.getpid()}"
     path = Path(folder, f"{name}.json")

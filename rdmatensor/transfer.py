@@ -64,11 +64,13 @@ class Transfer:
     asyncio.gather(), wait() and wait_for() take it; asyncio.create_task() takes coroutines only, so
     make a task of it by asyncio.ensure_future().
 
-    Ownership: the memory that it reads or writes is kept alive until it has ended, even if the
-        Transfer itself is dropped; it must not be changed (source) or used (destination) before.
-        After a timeout the operation is still in flight, and the rule still applies.
+    Ownership:
+        The memory that it reads or writes is kept alive until it has ended, even if the Transfer
+        itself is dropped; it must not be changed (source) or used (destination) before. After a
+        timeout the operation is still in flight, and the rule still applies.
 
-    Threads: one thread at a time.
+    Threads:
+        One thread at a time.
 
     Example:
         >>> transfer = endpoint.write(np.ones(4, np.uint8), remote)

@@ -25,7 +25,7 @@ from rdmatensor import Context, Settings
 
 FOLDER = Path(rdmatensor.__file__).parent
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-SECTIONS = r"Args|Attributes|Returns|Yields|Raises|Example"
+SECTIONS = "Args|Attributes|Returns|Yields|Raises|Example|Ownership|Threads|Threads and processes"
 
 
 def _tree(module: str) -> ast.Module:
@@ -88,6 +88,8 @@ def _is_property(node: Function) -> bool:
 def problems(name: str, node: ast.ClassDef | Function) -> Iterator[str]:
     """Yield what the docstring of a public class or function lacks."""
     found, said = _sections(node), ast.get_docstring(node) or ""
+    for section in re.findall(rf"(?m)^({SECTIONS}): ", said):
+        yield f"{name} has its section {section} on one line, which no generator reads"
     if isinstance(node, ast.ClassDef) or _is_property(node):
         if not said:
             yield f"{name} has no docstring"
