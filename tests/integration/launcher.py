@@ -29,9 +29,16 @@ from typing import Any
 import torch
 from meeting import FOLDER_VARIABLE
 
-# What torch imports for itself where DistributedDataParallel or an optimizer is made: seconds of
-# each rank's time. No thread begins in it; benchmarks, the demo and torchrun's jobs start cold.
-IMPORTED_ONCE = ("torch._dynamo",)
+# What each rank imports otherwise: torch's part where DistributedDataParallel or an optimizer is
+# made (seconds) and where a model is captured, rdmatensor where a group is made: most of a small
+# job's CPU time. No thread begins in it, and the import of rdmatensor sets nothing up: its native
+# module loads with the first group. Benchmarks, the demo and torchrun's jobs start cold.
+IMPORTED_ONCE = (
+    "torch._dynamo",
+    "torch.export._trace",
+    "rdmatensor.plan",
+    "rdmatensor.distributed",
+)
 GIVE_UP_EARLY_S = 3.0  # before the deadline: time to say where a rank hangs
 
 
