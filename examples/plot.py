@@ -13,7 +13,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from report import Run
-from results import WARM_UP_STEPS_A_TURN
+from results import WARM_UP_STEPS, WARM_UP_STEPS_A_TURN
 
 # Okabe and Ito's palette: told apart with any colour vision.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7")
@@ -81,7 +81,8 @@ def _step_times(axes: Axes, runs: Sequence[Run], column: int) -> None:
         axes.plot(_running_median(step_ms), color=colour, linewidth=1.8, label=label)
         highest = max(highest, sorted(step_ms)[int(0.97 * (len(step_ms) - 1))])
     for begin in model.turn_begins:
-        axes.axvspan(begin, begin + WARM_UP_STEPS_A_TURN, color="0.5", alpha=0.12, linewidth=0)
+        end = max(begin + WARM_UP_STEPS_A_TURN, WARM_UP_STEPS)
+        axes.axvspan(begin, end, color="0.5", alpha=0.12, linewidth=0)
     axes.set_xlabel("step (lines: running median; grey: first of a turn, not counted)")
     axes.set_ylabel("time of a step (ms)")
     # A rare slow step would flatten all the others; the room above is for the legend.
