@@ -7,6 +7,7 @@
 #define PROCESSES_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
