@@ -23,7 +23,7 @@ prefix_without(const std::set<int64_t> &excluded)
     std::string prefix = "shrunk";
 
     for (const int64_t rank : excluded)
-        prefix += "/" + std::to_string(rank);
+        prefix.append("/").append(std::to_string(rank));
     return prefix;
 }
 
