@@ -11,6 +11,7 @@ STUCK_S=3600 # each test has its own, far shorter limit; this ends a runner that
 next="$ROOT/build/torch-$version"
 python="$next/venv/bin/python"
 baselines="$next/baselines"
+failures=()
 export XDG_CACHE_HOME="$next/cache"
 mkdir -p "$baselines"
 
@@ -35,8 +36,11 @@ mkdir -p "$next/elsewhere"
 cp ci/wheel_check.py "$next/elsewhere/check.py"
 (cd "$next/elsewhere" && logged "torch-$version-check" "$python" check.py other)
 
+say "torch $version: what it opens to every backend"
+cp ci/torch_doors.py "$next/elsewhere/doors.py"
+(cd "$next/elsewhere" && timeout 120 "$python" doors.py) || failures+=(doors)
+
 shard="$(turn_of_commit "$SHARDS")/$SHARDS"
-failures=()
 # suite NAME BACKEND OPTION...
 suite() {
     timeout --kill-after=10 "$STUCK_S" "$python" tests/c10d_suite/run.py "$2" --run "$1" \
