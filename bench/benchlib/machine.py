@@ -48,26 +48,6 @@ def stamp(versions: Mapping[str, str] | None = None) -> Record:
     }
 
 
-def networks() -> Record:
-    """Return the driver of each RDMA device ("provider"), and the MTU of each interface."""
-    devices = Path("/sys/class/infiniband")
-    links = Path("/sys/class/net")
-    return {
-        "provider": {one.name: _driver(one) for one in _in(devices)},
-        "mtu": {one.name: _first_line(one / "mtu") for one in _in(links)},
-    }
-
-
-def _driver(device: Path) -> str:
-    """A device without hardware, as rxe, has none: its name tells it."""
-    driver = device / "device" / "driver"
-    return driver.resolve().name if driver.exists() else device.name.rstrip("0123456789_")
-
-
-def _in(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.exists() else []
-
-
 def available_bytes() -> int:
     """Return how much memory this machine could give now."""
     return int(_field(Path("/proc/meminfo"), "MemAvailable").split()[0]) * 1024

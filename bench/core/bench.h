@@ -45,8 +45,8 @@ void bench_await(_Atomic uint64_t *word, uint64_t value, const char *whom);
 void *bench_map(size_t len_bytes, int flags);
 /* Add up the buffer as words: a reader that cannot be optimised away if its sum is used. */
 uint64_t bench_sum(const void *buf, size_t len_bytes);
-/* A payload in which each place has a byte of its own, different for each seed, and the check of it;
- * what differs ends the program in the name of `whose`. */
+/* A payload in which each place has a byte of its own, different for each seed, and the check of
+ * it; what differs ends the program in the name of `whose`. */
 void bench_fill(void *buf, size_t len_bytes, uint64_t seed);
 void bench_verify(const void *buf, size_t len_bytes, uint64_t seed, const char *whose);
 

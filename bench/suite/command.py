@@ -23,6 +23,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.benchlib import children, machine, programs, rig
 from bench.benchlib.record import Record, Result, Run, write
@@ -59,58 +60,6 @@ Measure = Callable[[Settings, list[peers.Peer], rounds.Progress], list[Record]]
 _MODULES = (p2p, collectives, setup, scale, busy, models, costs, links)
 _MEASURES: dict[str, Measure] = {one.__name__.rpartition(".")[2]: one.measure for one in _MODULES}
 _MEASURES["hosts"] = collectives.measure_hosts
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="rdmatensor bench",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "topic", nargs="?", choices=(*TOPICS, *ASKED_FOR), help="one of them; else all"
-    )
-    parser.add_argument("--quick", action="store_true", help="fewer sizes; two minutes in all")
-    parser.add_argument(
-        "--peers", type=_peers, help=f"some of {','.join(peers.names())}; else all; none: nobody"
-    )
-    parser.add_argument(
-        "--transport", choices=(*TRANSPORTS, VERBS), help="one of them; else shm and tcp"
-    )
-    parser.add_argument("--ranks", type=_ranks, help="of collectives, models; the most of setup")
-    parser.add_argument(
-        "--models", type=_words_of("model", models.NAMES), default=(), help="some of the six"
-    )
-    rows = (PLAIN, *ROWS)
-    parser.add_argument(
-        "--rows", type=_words_of("row", rows), default=(), help=f"collectives: {','.join(rows)}"
-    )
-    parser.add_argument("--converge", choices=models.NAMES, help="models: its loss over seconds")
-    parser.add_argument("--sizes", type=_sizes, default=(), help="bytes, separated by commas")
-    parser.add_argument("--rounds", type=_positive, default=0, help="turns of each peer")
-    parser.add_argument("--seconds", type=_above_zero, default=0.0, help="for the turns of a topic")
-    parser.add_argument("--nic-latency-us", type=_above_zero, help="scale: a NIC's, one way")
-    parser.add_argument("--nic-gbit", type=_above_zero, help="scale: its rate, 10^9 bit/s")
-    parser.add_argument("--layout", default="", help="hosts: a digit for each rank's, as 0011")
-    parser.add_argument("--rate", default="", help="links, models: of the rig's link, as 16mbit")
-    parser.add_argument("--plans", type=Path, help="models on two hosts: a folder of plans")
-    _add_of_busy(parser)
-    parser.add_argument("--out", type=Path, help="keep everything, raw samples too, in this file")
-    parser.add_argument("--report", type=Path, help="write a page with plots into this folder")
-    return parser
-
-
-def _add_of_busy(parser: argparse.ArgumentParser) -> None:
-    for option, known, what in (
-        ("--calls", busy.CALLS, "call"),
-        ("--kinds", tuple(busy.KINDS), "kind of burner"),
-    ):
-        words = _words_of(what, known)
-        parser.add_argument(option, type=words, default=(), help=f"busy: some of {','.join(known)}")
-    parser.add_argument("--burners", type=_burners, default=(), help="busy: how many, as 0,2,4")
-    parser.add_argument(
-        "--between-ms", type=_times, default=(), help="busy: computing between calls, as 0,2"
-    )
 
 
 def _peers(text: str) -> list[str]:
@@ -177,53 +126,93 @@ def _sizes(text: str) -> tuple[int, ...]:
     return sizes
 
 
+# Name of an option -> its help, its type, and the topics that it is for; none: all. Where none of
+# these is measured it would change nothing.
+_OPTIONS: dict[str, tuple[str, Callable[[str], object], tuple[str, ...]]] = {
+    "peers": (f"some of {','.join(peers.names())}; else all; none: no peer", _peers, ()),
+    "transport": (
+        "shm, tcp or verbs; else shm and tcp",
+        lambda text: _words_of("transport", (*TRANSPORTS, VERBS))(text)[0],
+        (),
+    ),
+    "rounds": ("turns of each peer", _positive, ()),
+    "seconds": ("for the turns of a topic", _above_zero, ()),
+    "sizes": (
+        "bytes, separated by commas",
+        _sizes,
+        ("p2p", "collectives", "scale", "busy", "hosts"),
+    ),
+    "ranks": (
+        "their number; of setup the most",
+        _ranks,
+        ("collectives", "setup", "models", "busy"),
+    ),
+    "rows": (
+        f"some of {','.join((PLAIN, *ROWS))}",
+        _words_of("row", (PLAIN, *ROWS)),
+        ("collectives",),
+    ),
+    "models": ("some of the six", _words_of("model", models.NAMES), ("models",)),
+    "converge": (
+        "a model, whose loss is followed",
+        lambda text: _words_of("model", models.NAMES)(text)[0],
+        ("models",),
+    ),
+    "plans": ("a folder of plans, for two hosts", Path, ("models",)),
+    "rate": ("of the rig's link, as 16mbit", str, ("links", "models")),
+    "layout": ("a digit for the host of each rank, as 0011", str, ("hosts",)),
+    "nic_gbit": ("a NIC's rate, 10^9 bit/s", _above_zero, ("scale",)),
+    "nic_latency_us": ("its latency, one way", _above_zero, ("scale",)),
+    "calls": (f"some of {','.join(busy.CALLS)}", _words_of("call", busy.CALLS), ("busy",)),
+    "kinds": (
+        f"burners, some of {','.join(busy.KINDS)}",
+        _words_of("kind of burner", tuple(busy.KINDS)),
+        ("busy",),
+    ),
+    "burners": ("how many, as 0,2,4", _burners, ("busy",)),
+    "between_ms": ("computing between calls, as 0,2", _times, ("busy",)),
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rdmatensor bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "topic", nargs="?", choices=(*TOPICS, *ASKED_FOR), help="one of them; else all"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer sizes; two minutes in all")
+    for name, (what, kind, topics) in _OPTIONS.items():
+        of = f"{', '.join(topics)}: " if topics else ""
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=of + what)
+    parser.add_argument("--out", type=Path, help="keep everything, raw samples too, in this file")
+    parser.add_argument("--report", type=Path, help="write a page with plots into this folder")
+    return parser
+
+
 def settings_of(chosen: argparse.Namespace) -> Settings:
     """Return the settings that the options ask for."""
+    given = {name: getattr(chosen, name) for name in _OPTIONS}
+    nic = given.pop("nic_latency_us"), given.pop("nic_gbit")
+    transport, topics = given.pop("transport"), (chosen.topic,)
+    fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if "rate" in fields:
+        fields["link_rate"] = fields.pop("rate")
     return Settings(
-        topics=TOPICS if chosen.topic is None else (chosen.topic,),
+        topics=TOPICS if chosen.topic is None else topics,
         is_quick=chosen.quick,
-        peers=chosen.peers,
-        transports=TRANSPORTS if chosen.transport is None else (chosen.transport,),
-        ranks=chosen.ranks,
-        sizes=chosen.sizes,
-        rounds=chosen.rounds,
-        nic=None if chosen.nic_gbit is None else (chosen.nic_latency_us, chosen.nic_gbit),
-        models=chosen.models,
-        rows=chosen.rows,
-        converge=chosen.converge or "",
-        calls=chosen.calls,
-        burners=chosen.burners,
-        kinds=chosen.kinds,
-        between_ms=chosen.between_ms,
-        layout=chosen.layout,
-        seconds=chosen.seconds,
-        link_rate=chosen.rate,
-        plans=chosen.plans,
+        transports=TRANSPORTS if transport is None else (transport,),
+        nic=None if nic[1] is None else nic,
+        **fields,
     )
-
-
-# What each option is for; where none of the topics is, it would change nothing.
-_OPTION_TOPICS = {
-    "models": ("models",),
-    "rows": ("collectives",),
-    "converge": ("models",),
-    "sizes": ("p2p", "collectives", "scale", "busy", "hosts"),
-    "layout": ("hosts",),
-    "rate": ("links", "models"),
-    "plans": ("models",),
-    "ranks": ("collectives", "setup", "models", "busy"),
-    "calls": ("busy",),
-    "burners": ("busy",),
-    "kinds": ("busy",),
-    "between_ms": ("busy",),
-    "nic_gbit": ("scale",),
-}
 
 
 def _refuse_ignored(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
     topics = settings_of(chosen).topics
-    for name, of in _OPTION_TOPICS.items():
-        if getattr(chosen, name) and not set(of) & set(topics):
+    for name, (_, _, of) in _OPTIONS.items():
+        if of and getattr(chosen, name) and not set(of) & set(topics):
             option = "--" + name.replace("_", "-")
             parser.error(f"{option} is of {', '.join(of)}, not of {', '.join(topics)}")
 
@@ -274,7 +263,7 @@ def _run(words: Sequence[str]) -> int:
     settings = settings_of(chosen)
     if VERBS in settings.transports and not rig.is_here():
         parser.error("--transport verbs is measured in the rig: bash ci/rig/run.sh")
-    if settings.topics != ("p2p",) and max(chosen.sizes, default=0) > MOST_BYTES:
+    if settings.topics != ("p2p",) and max(chosen.sizes or (), default=0) > MOST_BYTES:
         parser.error(f"--sizes: {max(chosen.sizes)} is more than {MOST_BYTES}, but for p2p")
     if chosen.out is not None and not chosen.out.parent.is_dir():
         parser.error(f"--out: there is no folder {chosen.out.parent}")

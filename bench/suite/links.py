@@ -189,17 +189,18 @@ def _output_of(words: Sequence[str]) -> str:
     return done.stdout
 
 
-def _grpc(both: _Both, kind: str, count: int) -> Turn:
+def _grpc(both: _Both, count: int) -> Turn:
     """gRPC's client times itself, and asks for the other machine's CPU time."""
     both.barrier()
     turn = (0.0, 0.0)
     if rig.rank() == 0:
         address = f"{os.environ['RIG_PEER_ADDR']}:{_GRPC_PORT}"
-        words = [str(GRPC_PROGRAM), kind, address, str(MIB), str(count)]
+        words = [str(GRPC_PROGRAM), "row", address, *map(str, (MIB, count, _DEPTH, 1)), "one"]
         (found,) = programs.run_words(words, _PATIENCE_S)
-        cpu_s = found["cpu_s"]
+        cpu_s, raw_us = found["cpu_s"], found["raw_us"]
         assert isinstance(cpu_s, list)
-        turn = (number(found, "seconds"), float(sum(cpu_s)))
+        assert isinstance(raw_us, list)
+        turn = (raw_us[0] * count / 1e6, float(sum(cpu_s)))
     both.barrier()
     return turn
 
@@ -207,7 +208,7 @@ def _grpc(both: _Both, kind: str, count: int) -> Turn:
 _PEERS = {
     RDMATENSOR: RDMATENSOR,
     **dict.fromkeys(("ib_write_bw", "ib_send_bw -e"), verbs.PERFTEST),
-    **dict.fromkeys(("gRPC unary", "gRPC stream"), "grpc-cpp"),
+    "gRPC stream": "grpc-cpp",
     "gloo": "gloo",
 }
 
@@ -260,8 +261,7 @@ def _turns(world: World, common: Path, present: set[str]) -> dict[str, Callable[
         RDMATENSOR: own_turn,
         "ib_write_bw": _Perftest(both, common, "ib_write_bw").turn,
         "ib_send_bw -e": _Perftest(both, common, "ib_send_bw", "-e").turn,
-        "gRPC unary": functools.partial(_grpc, both, "take"),
-        "gRPC stream": functools.partial(_grpc, both, "take-all"),
+        "gRPC stream": functools.partial(_grpc, both),
         "gloo": lambda count: both.timed(lambda: gloo.move(count)),
     }
     return {name: turn for name, turn in turns.items() if _PEERS[name] in {*present, RDMATENSOR}}

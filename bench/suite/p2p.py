@@ -1,4 +1,4 @@
-"""One transfer between two processes of this machine: rdtperf, gRPC, UCX, NIXL, Mooncake.
+"""One transfer between two processes of this machine: rdtperf, gRPC, UCX, NIXL.
 
 All but reads, the cold start and what says so is half a round trip of write and notification, so
 that it compares with a round trip of gRPC and ucx_perftest's halved one. Nothing reads what arrives
@@ -70,8 +70,7 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
         has_floor = transfers.FLOOR in present
         for transport in settings.transports if not is_verbs else ():
             turns += transfers.cold_turns(settings, transport, cold, has_floor=has_floor)
-        if not is_verbs or "grpc-python" in (settings.peers or ()):
-            turns += _python_turns(settings, present)
+        turns += _python_turns(settings, present) if not is_verbs else ()
         found, failed = rounds.take(
             turns,
             settings.rounds_of(),
@@ -229,11 +228,10 @@ def _grpc_row_turns(settings: Settings, address: str, size: int) -> Turns:
     for depth in transfers.depths_of(size) if size <= GRPC_MOST_BYTES else ():
         count, times = transfers.counts_of(size, depth, is_quick=settings.is_quick)
         for ways in transfers.WAYS:
-            for kind, name in (("row", "gRPC C++ unary"), ("row-each", "gRPC C++ stream")):
-                words = [kind, address, *map(str, (size, count, depth, times))]
-                words.append("both" if ways == transfers.WAYS[1] else "one")
-                turn = functools.partial(_grpc, words, name, settings.transports)
-                yield f"{name}, {transfers.timed_of(depth, ways)}, {size_text(size)}", turn
+            words = ["row", address, *map(str, (size, count, depth, times))]
+            words.append("both" if ways == transfers.WAYS[1] else "one")
+            turn = functools.partial(_grpc, words, "gRPC C++ stream", settings.transports)
+            yield f"gRPC C++ stream, {transfers.timed_of(depth, ways)}, {size_text(size)}", turn
 
 
 def _grpc(
@@ -334,12 +332,9 @@ _PYTHON = {
         RDMATENSOR,
         {"write": f"{RDMATENSOR}, Python", "prepared": f"{RDMATENSOR}, Python, one handle"},
     ),
-    "grpc": ("grpc-python", {"write": "gRPC Python unary", "stream": "gRPC Python stream"}),
     "nixl": ("nixl", {"prepared": "NIXL, one handle"}),
     "nixl tuned": ("nixl", {"write": "NIXL tuned", "prepared": "NIXL tuned, one handle"}),
-    "mooncake": ("mooncake", {"write": "Mooncake, over TCP"}),
 }
-_OVER_TCP = ("grpc", "mooncake")
 
 
 def _python_turns(settings: Settings, present: set[str]) -> Turns:
@@ -349,11 +344,8 @@ def _python_turns(settings: Settings, present: set[str]) -> Turns:
     for worker, (peer, ways) in _PYTHON.items():
         if peer != RDMATENSOR and peer not in present:
             continue
-        if worker in _OVER_TCP:
-            yield worker, functools.partial(_python, worker, settings.transports, words)
-            continue
         for transport in settings.transports:
-            turn = functools.partial(_python, worker, [transport], words)
+            turn = functools.partial(_python, worker, transport, words)
             yield f"{', '.join(ways.values())}, {transport}", turn
 
 
@@ -368,17 +360,14 @@ def name_of(worker: str, way: str, transport: str, size: float) -> str:
     return f"{name}, over TCP" if is_tcp else name
 
 
-def _python(worker: str, transports: Sequence[str], words: list[str]) -> list[Record]:
-    """A turn: two fresh processes, over the first of the paths with which it counts."""
+def _python(worker: str, transport: str, words: list[str]) -> list[Record]:
+    """A turn: two fresh processes."""
     peer, ways = _PYTHON[worker]
-    python, environment = None, {"RDMATENSOR_TRANSPORT": transports[0]}
+    python, environment = None, {"RDMATENSOR_TRANSPORT": transport}
     if peer == "nixl":
         python, _ = peers_of.NIXL.find()
-        environment = peers_of.nixl_environment(worker, transports[0])
-    elif worker == "mooncake":
-        python, _ = peers_of.MOONCAKE.find()
+        environment = peers_of.nixl_environment(worker, transport)
     printed = run_ranks("p2p", 2, "--peer", worker, *words, python=python, environment=environment)
-    wait = samples.WAITS["sleep" if worker == "grpc" else "spin"]
     return [
         samples.turn(
             samples.p2p_fields(
@@ -387,12 +376,11 @@ def _python(worker: str, transports: Sequence[str], words: list[str]) -> list[Re
                 transport,
                 number(record, "size"),
                 language="Python",
-                wait=wait,
+                wait=samples.WAITS["spin"],
                 timed=samples.HALF if number(record, "size") == _SMALL_BYTES else ANSWERED,
             ),
             samples.raw_of(record),
         )
-        for transport in transports
         for record in printed
         if record["way"] in ways
     ]

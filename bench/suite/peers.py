@@ -65,12 +65,6 @@ class Interpreter:
 
 
 NIXL = Interpreter("NIXL", "RDMATENSOR_BENCH_NIXL_PYTHON", "nixl-cu12", "nixl_cu12")
-MOONCAKE = Interpreter(
-    "Mooncake",
-    "RDMATENSOR_BENCH_MOONCAKE_PYTHON",
-    "mooncake-transfer-engine-non-cuda",
-    "numpy, mooncake.engine",
-)
 
 
 def nixl_environment(worker: str, path: str) -> dict[str, str]:
@@ -126,27 +120,12 @@ PEERS = (
         "bash bench/rivals/grpc/setup.sh",
     ),
     Peer(
-        "grpc-python",
-        "gRPC from Python over loopback TCP: unary calls and a stream",
-        ("p2p",),
-        _no_module("grpc"),
-        "pip install grpcio",
-    ),
-    Peer(
         "nixl",
         "NIXL over UCX, from Python",
         ("p2p",),
         lambda _: NIXL.find()[1],
         "python3 -m venv build/nixl/venv; build/nixl/venv/bin/pip install --no-deps nixl-cu12; "
         "build/nixl/venv/bin/pip install numpy torch",
-    ),
-    Peer(
-        "mooncake",
-        "Mooncake's transfer engine over its TCP transport, from Python",
-        ("p2p",),
-        lambda _: MOONCAKE.find()[1],
-        "python3 -m venv build/mooncake/venv; "
-        f"build/mooncake/venv/bin/pip install --no-deps {MOONCAKE.package} numpy",
     ),
     Peer(
         "ucx",
@@ -191,18 +170,14 @@ _OVER_VERBS = ("perftest",)
 @functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of the peers that are no packages of this interpreter."""
-    probe = "import importlib.metadata as m; print(m.version('{}'))"
+    probe = f"import importlib.metadata as m; print(m.version('{NIXL.package}'))"
 
-    def of(peer: Interpreter) -> str:
-        python, _ = peer.find()
-        return _output(str(python), "-c", probe.format(peer.package)) if python else "absent"
-
+    python, _ = NIXL.find()
     return {
         "grpc++": _output("pkg-config", "--modversion", "grpc++"),
         "ucx": ucx_version(_output("ucx_info", "-v")),
         "openmpi": mpi.version(),
-        "nixl": of(NIXL),
-        "mooncake": of(MOONCAKE),
+        "nixl": _output(str(python), "-c", probe) if python else "absent",
     }
 
 

@@ -119,6 +119,7 @@ def timed(name: str, records: Sequence[Record]) -> str:
     own, floors = fastest_of(records, RDMATENSOR), fastest_of(records, "floor")
     kept = {id(record) for record in floors.values()}
     cpu = ("first side's CPU s/GB", "second side's")
+    has_rate = name != "cold start"
     factors = ("over spinning", "over rdmatensor")
     heads = (name, "who", "p50", "p99", "p999", "GB/s each way", *cpu, *factors)
     lines = []
@@ -131,7 +132,7 @@ def timed(name: str, records: Sequence[Record]) -> str:
                 ", ".join((text(one, "name"), _waited(one), text(one, "timed"))),
                 time_text(median_ns),
                 *(samples.tail_text(one, tail) for tail in samples.TAILS),
-                f"{size / median_ns:.3f}" if size >= _NO_RATE_BYTES else "-",
+                f"{size / median_ns:.3f}" if has_rate and size >= _NO_RATE_BYTES else "-",
                 *(_cost(one, cost) for cost in samples.COSTS),
                 *map(_figure, (mixed, alike)),
             )

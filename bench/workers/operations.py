@@ -7,6 +7,7 @@ two ranks, of which one trip counts.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -118,77 +119,48 @@ class Operation:
 Group = dist.ProcessGroup
 
 
-def _all_reduce(one: Operation, group: Group) -> Call:
-    source = one.source
-    return lambda: dist.all_reduce(source, group=group)
-
-
-def _all_gather(one: Operation, group: Group) -> Call:
-    source, target = one.source, one.target
-    return lambda: dist.all_gather_into_tensor(target, source, group=group)
-
-
-def _reduce_scatter(one: Operation, group: Group) -> Call:
-    source, target = one.source, one.target
-    return lambda: dist.reduce_scatter_tensor(target, source, group=group)
-
-
-def _broadcast(one: Operation, group: Group) -> Call:
-    source = one.source
-    return lambda: dist.broadcast(source, src=0, group=group)
-
-
-def _all_to_all(one: Operation, group: Group) -> Call:
-    source, target = one.source, one.target
-    return lambda: dist.all_to_all_single(target, source, group=group)
-
-
-def _reduce(one: Operation, group: Group) -> Call:
-    source = one.source
-    return lambda: dist.reduce(source, dst=0, group=group)
-
-
 def _gather(one: Operation, group: Group) -> Call:
-    source = one.source
-    blocks = one.blocks(one.target)
+    source, blocks = one.source, one.blocks(one.target)
     return lambda: dist.gather(source, blocks, dst=0, group=group)
 
 
 def _scatter(one: Operation, group: Group) -> Call:
-    target = one.target
-    blocks = one.blocks(one.source)
+    target, blocks = one.target, one.blocks(one.source)
     return lambda: dist.scatter(target, blocks, src=0, group=group)
-
-
-def _barrier(_: Operation, group: Group) -> Call:
-    return lambda: dist.barrier(group=group)
 
 
 def _send(one: Operation, group: Group) -> Call:
     source, target, other = one.source, one.target, 1 - one.rank
 
-    def first() -> None:
-        dist.send(source, other, group=group)
+    def trip() -> None:
+        if other == 1:
+            dist.send(source, other, group=group)
         dist.recv(target, other, group=group)
+        if other == 0:
+            dist.send(source, other, group=group)
 
-    def second() -> None:
-        dist.recv(target, other, group=group)
-        dist.send(source, other, group=group)
+    return trip
 
-    return first if one.rank == 0 else second
+
+def _in_place(call: Callable[..., object], **more: int) -> Callable[[Operation, Group], Call]:
+    return lambda one, group: functools.partial(call, one.source, group=group, **more)
+
+
+def _into(call: Callable[..., object]) -> Callable[[Operation, Group], Call]:
+    return lambda one, group: functools.partial(call, one.target, one.source, group=group)
 
 
 _THROUGH_TORCH: dict[str, Callable[[Operation, Group], Call]] = {
-    "all_reduce": _all_reduce,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "broadcast": _broadcast,
-    "all_to_all": _all_to_all,
-    "reduce": _reduce,
+    "all_reduce": _in_place(dist.all_reduce),
+    "all_gather": _into(dist.all_gather_into_tensor),
+    "reduce_scatter": _into(dist.reduce_scatter_tensor),
+    "broadcast": _in_place(dist.broadcast, src=0),
+    "all_to_all": _into(dist.all_to_all_single),
+    "reduce": _in_place(dist.reduce, dst=0),
     "gather": _gather,
     "scatter": _scatter,
     "send": _send,
-    "barrier": _barrier,
+    "barrier": lambda _, group: functools.partial(dist.barrier, group=group),
 }
 
 

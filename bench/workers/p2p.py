@@ -1,4 +1,4 @@
-"""One of two processes that write to each other from Python: rdmatensor, or a rival.
+"""One of two processes that write to each other from Python: rdmatensor, or NIXL.
 
 Rank 0 prints lines of JSON: one way of 8 B write + notification (half of the median trip of a
 ping-pong, a sample for each round), and 64 MiB write + notification into memory that the other side
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +25,25 @@ from numpy.typing import NDArray
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from bench.workers import harness
 from bench.workers.harness import PATIENCE_S, Folder
-from bench.workers.p2p_rivals import (
-    LARGE_BYTES,
-    SMALL_BYTES,
-    Grpc,
-    Mooncake,
-    Nixl,
-    Side,
-    Ways,
-)
+
+LARGE_BYTES = 64 << 20
+SMALL_BYTES = 8
+# Way of writing -> (write 8 B + notify, write 64 MiB + notify), each until it is done.
+Ways = dict[str, tuple[Callable[[], object], Callable[[], object]]]
+
+
+class Side(Protocol):
+    """This process's end: what it writes goes to the other's end."""
+
+    ways: Ways
+    landing: NDArray[np.uint8]
+    path: str
+
+    def wait(self) -> None:
+        """Wait for one notification of the other side."""
+
+    def close(self) -> None:
+        """Both sides are done."""
 
 
 class Rdmatensor:
@@ -75,6 +86,66 @@ class Rdmatensor:
         self._world.close()
 
 
+class Nixl:
+    """NIXL over UCX; UCX_TLS in the environment may choose the path.
+
+    "write" makes a transfer handle for each write, from descriptor lists that were made once;
+    "prepared" posts one handle again and again.
+
+    is_default: with error handling between peers, as it comes. Without it UCX has shared memory for
+        small messages too, and nobody learns of a peer's death.
+    """
+
+    def __init__(self, folder: Folder, *, is_default: bool) -> None:
+        nixl = importlib.import_module("nixl_cu12")
+        config = nixl.nixl_agent_config(enable_prog_thread=False, backends=[])
+        agent = self._agent = nixl.nixl_agent(f"rank{folder.rank}", config)
+        agent.create_backend("UCX", {} if is_default else {"ucx_error_handling_mode": "none"})
+        self.landing: NDArray[np.uint8] = np.zeros(LARGE_BYTES, dtype=np.uint8)
+        large = self._large = np.ones(LARGE_BYTES, dtype=np.uint8)
+        where = (self.landing.ctypes.data, LARGE_BYTES, 0, "")
+        agent.register_memory([where, (large.ctypes.data, LARGE_BYTES, 0, "")], "DRAM")
+        other = agent.add_remote_agent(folder.swap("agent", agent.get_agent_metadata()))
+        self._other = other if isinstance(other, str) else other.decode()
+        address = int(folder.swap("address", str(self.landing.ctypes.data).encode()))
+        pair = (SMALL_BYTES, LARGE_BYTES)
+        source, descriptors = large.ctypes.data, agent.get_xfer_descs
+        lists = [
+            [descriptors([(start, length, 0)], "DRAM") for start in (source, address)]
+            for length in pair
+        ]
+        fresh = [partial(self._write_fresh, *both) for both in lists]
+        handles = [agent.initialize_xfer("WRITE", *both, self._other, b"n") for both in lists]
+        prepared = [partial(self._post, handle) for handle in handles]
+        self.ways: Ways = {"write": (fresh[0], fresh[1]), "prepared": (prepared[0], prepared[1])}
+        self.path = os.environ.get("UCX_TLS", "any")
+        self._arrived = 0
+
+    def _post(self, handle: object) -> None:
+        agent = self._agent
+        state = agent.transfer(handle, b"n")
+        while state == "PROC":
+            state = agent.check_xfer_state(handle)
+        if state != "DONE":
+            raise RuntimeError(f"the transfer ended in state {state}")
+
+    def _write_fresh(self, local: object, remote: object) -> None:
+        handle = self._agent.initialize_xfer("WRITE", local, remote, self._other, b"n")
+        self._post(handle)
+        self._agent.release_xfer_handle(handle)
+
+    def wait(self) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while self._arrived == 0:  # several may come at once
+            self._arrived = sum(map(len, self._agent.get_new_notifs().values()))
+            if time.monotonic() > deadline_s:
+                raise TimeoutError("no notification")
+        self._arrived -= 1
+
+    def close(self) -> None:
+        """The process ends without Python's own end, in which this version of NIXL crashes."""
+
+
 def verify(folder: Folder, side: Side, way: str) -> None:
     """A pass of its own: what each side finds is what the other wrote, by its content."""
     for length, write in zip((SMALL_BYTES, LARGE_BYTES), side.ways[way], strict=True):
@@ -90,12 +161,6 @@ def verify(folder: Folder, side: Side, way: str) -> None:
 def take_turns(arguments: argparse.Namespace, side: Side, way: str) -> None:
     """Both ranks; rank 0 measures and prints."""
     rank: int = arguments.rank
-    if isinstance(side, Grpc):
-        if rank == 0:
-            call(arguments, side, way)
-        else:
-            side.serve()
-        return
     small, large = side.ways[way]
     trips: int = arguments.trips
     latency_ns, large_ns = [], []
@@ -106,18 +171,6 @@ def take_turns(arguments: argparse.Namespace, side: Side, way: str) -> None:
     if rank == 0:  # without the first round
         report(arguments.peer, side, way, SMALL_BYTES, latency_ns[1:])
         report(arguments.peer, side, way, LARGE_BYTES, large_ns[arguments.larges :])
-
-
-def call(arguments: argparse.Namespace, side: Grpc, way: str) -> None:
-    """Rank 0 of a rival whose call is a round trip; the first round does not count."""
-    small_ns, large_ns = [], []
-    for _ in range(arguments.rounds + 1):
-        trips_ns = sorted(side.trip(way, is_large=False) for _ in range(arguments.trips))
-        small_ns.append(trips_ns[arguments.trips // 2] // 2)
-        large_ns += [side.trip(way, is_large=True) for _ in range(arguments.larges)]
-    side.end()
-    report(arguments.peer, side, way, SMALL_BYTES, small_ns[1:])
-    report(arguments.peer, side, way, LARGE_BYTES, large_ns[arguments.larges :])
 
 
 def one_trip(side: Side, rank: int, small: Callable[[], object]) -> int:
@@ -166,8 +219,6 @@ PEERS: dict[str, Callable[[Folder], Side]] = {
     "rdmatensor": Rdmatensor,
     "nixl": partial(Nixl, is_default=True),
     "nixl tuned": partial(Nixl, is_default=False),
-    "mooncake": Mooncake,
-    "grpc": Grpc,
 }
 
 
@@ -189,7 +240,7 @@ def main() -> None:
     folder.swap("done", b"")
     side.close()
     sys.stdout.flush()
-    if isinstance(side, Nixl | Mooncake):
+    if isinstance(side, Nixl):
         os._exit(0)
 
 

@@ -80,11 +80,11 @@ def test_every_call_has_a_loop_on_a_busy_machine(ranks: int, transport: str) -> 
 
 
 @pytest.mark.timeout(120)
-def test_grpc_from_python_has_calls_and_a_stream() -> None:
+def test_writes_from_python_have_calls_and_handles() -> None:
     counts = ("--rounds", "1", "--trips", "5", "--larges", "1")
-    found = run_ranks("p2p", 2, "--peer", "grpc", *counts, timeout_s=100.0)
+    found = run_ranks("p2p", 2, "--peer", "rdmatensor", *counts, timeout_s=100.0)
     rows = [(record["way"], record["size"]) for record in found]
-    assert rows == [(way, size) for way in ("write", "stream") for size in (8, 64 << 20)]
+    assert rows == [(way, size) for way in ("write", "prepared") for size in (8, 64 << 20)]
     assert all([ns > 0 for ns in samples.raw_of(record)] == [True] for record in found)
 
 

@@ -109,7 +109,7 @@ def test_the_share_of_the_device_is_what_a_ring_moves_at_the_least(guest: Path) 
 
 
 def test_the_share_of_a_link_and_the_cpu_time_of_a_gb() -> None:
-    one = links._record("gRPC unary", lambda _: (4.0, 2.0), "16mbit")
+    one = links._record("gRPC stream", lambda _: (4.0, 2.0), "16mbit")
     line = links.show(samples.merge(one)).splitlines()[-1]
     assert line.split()[-2:] == ["52.4%", "476.84"]
     assert links.bits_per_s("2gbit") == 2e9

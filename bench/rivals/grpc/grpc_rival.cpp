@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// grpc_rival - gRPC C++ as a rival of our writes: tensors as dtype, shape and bytes, over TCP.
+// grpc_rival - gRPC C++ in place of rdmatensor: tensors as dtype, shape and bytes, over TCP.
 //
 //   grpc_rival serve ADDRESS:PORT             until killed
 //   grpc_rival KIND ADDRESS:PORT SIZE COUNT   one line of JSON
-//   grpc_rival row|row-each ADDRESS:PORT SIZE COUNT DEPTH ROUNDS one|both
+//   grpc_rival row ADDRESS:PORT SIZE COUNT DEPTH ROUNDS one|both
 //
-// KIND: take and take-all bring COUNT tensors of SIZE bytes one way, by unary calls of THREADS
-// threads or by one stream; echo and echo-all bring each there and back, one by one, and what came
-// back is compared with what was sent before anything is timed, as is what is taken, by its
-// receiver. row and row-each bring COUNT tensors in a row, ROUNDS times, with at most DEPTH
-// unanswered, by unary calls of so many threads or by a stream; "both": as many come the other way
-// at the same time, asked for DEPTH ahead.
+// KIND: echo and echo-all bring COUNT tensors of SIZE bytes there and back, one by one, by unary
+// calls or by a stream; what came back is compared with what was sent before anything is timed, as
+// is what is taken, by its receiver. row brings COUNT tensors in a row over a stream, ROUNDS times,
+// with at most DEPTH unanswered; "both": as many come the other way at the same time, asked for
+// DEPTH ahead.
 //
-// Whoever receives looks whether dtype, shape and bytes agree, and copies the bytes to where an
-// application would need them: memory that is kept from one message to the next, as the messages
-// are that an end has for itself, and what malloc() has freed. What an echo or a row has untimed
-// comes first over the same stream. The limits on messages are lifted, frames are as large as those
-// of HTTP/2 may be, nothing is compressed; both ends sleep in epoll while they wait, as gRPC does.
-// The answer to a unary call is one that gRPC owns, so that Give copies there. raw_us: of each
-// echo, at most RAW_MAX; of each round in a row the time for each message of one direction.
+// A receiver checks that dtype, shape and bytes agree, and copies the bytes to where an application
+// would need them: memory that is kept from one message to the next, as the messages are that an
+// end has for itself, and what malloc() has freed. What an echo or a row has untimed comes first
+// over the same stream. The limits on messages are lifted, frames are as large as those of HTTP/2
+// may be, nothing is compressed; both ends sleep in epoll while they wait, as gRPC does. raw_us: of
+// each echo, at most RAW_MAX; of each round in a row the time for each message of one direction.
+// cpu_s: busy seconds of both machines in a row's rounds, which is for two hosts.
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
@@ -27,7 +26,6 @@
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
 #include <malloc.h>
 #include <memory>
 #include <string>
@@ -40,13 +38,10 @@
 namespace
 {
 
-constexpr size_t THREADS = 4;
 constexpr size_t MAX_DEPTH = 256;
-constexpr size_t WARM_UP_SHARE = 5; // as our programs have it
+constexpr size_t WARM_UP_SHARE = 5; // as rdtperf has it
 constexpr size_t WARM_UP_LEAST = 5;
 constexpr size_t RAW_MAX = 1000;
-
-using Began = std::function<void()>; // what is timed does
 
 double
 now_s()
@@ -96,23 +91,16 @@ class Client
     // The same for what is taken, which the receiver compares.
     void verify_take()
     {
-        std::vector<Tensor> answers(1);
         tensor_.set_is_compared(true);
-        take(1, answers);
-        take_all(1);
         Taking taking(*this, 1);
         taking.run(1);
         taking.finish();
         tensor_.set_is_compared(false);
     }
 
-    // The same for what is given, by both ways.
+    // The same for what is given.
     void verify_give()
     {
-        grpc::ClientContext context;
-        Tensor answer;
-        check(stub_->Give(&context, wish_, &answer));
-        compare(answer);
         Giving giving(*this, 1);
         giving.run(1);
         compare(giving.answer());
@@ -127,54 +115,24 @@ class Client
         return busy;
     }
 
-    // With a thread for each answer, which is kept.
-    void take(size_t count, std::vector<Tensor> &answers)
-    {
-        in_threads(count, answers, [this](Tensor &answer) {
-            grpc::ClientContext context;
-            check(stub_->Take(&context, tensor_, &answer));
-        });
-    }
-
-    void give(size_t count, std::vector<Tensor> &answers)
-    {
-        in_threads(count, answers, [this](Tensor &answer) {
-            grpc::ClientContext context;
-            check(stub_->Give(&context, wish_, &answer));
-            need(answer);
-        });
-    }
-
-    void take_all(size_t count)
-    {
-        grpc::ClientContext context;
-        Tensor answer;
-        const auto writer = stub_->TakeAll(&context, &answer);
-        for (size_t n = 0; n < count; n++)
-            if (!writer->Write(tensor_))
-                broken(*writer);
-        writer->WritesDone();
-        check(writer->Finish());
-    }
-
-    void echo(size_t warm_up, const Began &began, std::vector<double> &trips_s)
+    void echo(size_t warm_up, std::vector<double> &trips_s)
     {
         std::unique_ptr<grpc::ClientContext> context;
         Tensor answer;
         const auto prepare = [&] { context = std::make_unique<grpc::ClientContext>(); };
-        each(warm_up, began, trips_s, prepare, [&] {
+        each(warm_up, trips_s, prepare, [&] {
             check(stub_->Echo(context.get(), tensor_, &answer));
             need(answer);
         });
     }
 
-    void echo_all(size_t warm_up, const Began &began, std::vector<double> &trips_s)
+    void echo_all(size_t warm_up, std::vector<double> &trips_s)
     {
         grpc::ClientContext context;
         const auto stream = stub_->EchoAll(&context);
         Tensor answer;
         each(
-            warm_up, began, trips_s, [] {},
+            warm_up, trips_s, [] {},
             [&] {
                 if (!stream->Write(tensor_) || !stream->Read(&answer))
                     broken(*stream);
@@ -237,35 +195,20 @@ class Client
     using Giving = Row<Wish>;
 
   private:
-    // Untimed trips, BEGAN, and timed ones; PREPARE, which is not timed, before each.
+    // Untimed trips, and timed ones; PREPARE, which is not timed, before each.
     template <class Prepare, class Trip>
-    static void each(size_t warm_up, const Began &began, std::vector<double> &trips_s,
-                     Prepare prepare, Trip trip)
+    static void each(size_t warm_up, std::vector<double> &trips_s, Prepare prepare, Trip trip)
     {
         for (size_t n = 0; n < warm_up; n++) {
             prepare();
             trip();
         }
-        began();
         for (double &trip_s : trips_s) {
             prepare();
             const double begun_s = now_s();
             trip();
             trip_s = now_s() - begun_s;
         }
-    }
-
-    static void in_threads(size_t count, std::vector<Tensor> &answers,
-                           const std::function<void(Tensor &)> &call)
-    {
-        std::vector<std::thread> threads;
-        for (size_t i = 0; i < answers.size(); i++)
-            threads.emplace_back([&call, &answers, i, count] {
-                for (size_t n = i; n < count; n += answers.size())
-                    call(answers[i]);
-            });
-        for (std::thread &thread : threads)
-            thread.join();
     }
 
     // Why a stream ended before its time.
@@ -295,23 +238,6 @@ class Client
     Wish wish_;
 };
 
-void
-run(Client &client, const std::string &kind, size_t warm_up, const Began &began,
-    std::vector<double> &trips_s)
-{
-    if (kind == "echo")
-        return client.echo(warm_up, began, trips_s);
-    if (kind == "echo-all")
-        return client.echo_all(warm_up, began, trips_s);
-    std::vector<Tensor> answers(THREADS);
-    const auto take = [&](size_t count) {
-        kind == "take" ? client.take(count, answers) : client.take_all(count);
-    };
-    take(warm_up);
-    began();
-    take(trips_s.size());
-}
-
 // In the order of the run, evenly spread over it.
 std::string
 raw_us(const std::vector<double> &trips_s)
@@ -323,53 +249,24 @@ raw_us(const std::vector<double> &trips_s)
     return text;
 }
 
-// Messages one way, and the other at the same time, over streams that live as long as it does.
-class Ways
+// Seconds for each of COUNT messages of one direction; GIVING may be none.
+double
+run_round(Client::Taking &taking, Client::Giving *giving, size_t count)
 {
-  public:
-    Ways(Client &client, bool is_unary, bool is_both, size_t depth)
-        : client_(client), is_unary_(is_unary), is_both_(is_both), taken_(depth), given_(depth)
-    {
-        if (!is_unary)
-            taking_ = std::make_unique<Client::Taking>(client, depth);
-        if (!is_unary && is_both)
-            giving_ = std::make_unique<Client::Giving>(client, depth);
-    }
-
-    // Seconds for each of COUNT messages of one direction.
-    double run(size_t count)
-    {
-        const double begun_s = now_s();
-        std::thread other;
-        if (is_both_)
-            other =
-                std::thread([&] { is_unary_ ? client_.give(count, given_) : giving_->run(count); });
-        is_unary_ ? client_.take(count, taken_) : taking_->run(count);
-        if (is_both_)
-            other.join();
-        return (now_s() - begun_s) / static_cast<double>(count);
-    }
-
-    void finish()
-    {
-        if (taking_ != nullptr)
-            taking_->finish();
-        if (giving_ != nullptr)
-            giving_->finish();
-    }
-
-  private:
-    Client &client_;
-    const bool is_unary_, is_both_;
-    std::vector<Tensor> taken_, given_; // answers to unary calls
-    std::unique_ptr<Client::Taking> taking_;
-    std::unique_ptr<Client::Giving> giving_;
-};
+    const double begun_s = now_s();
+    std::thread other;
+    if (giving != nullptr)
+        other = std::thread([&] { giving->run(count); });
+    taking.run(count);
+    if (giving != nullptr)
+        other.join();
+    return (now_s() - begun_s) / static_cast<double>(count);
+}
 
 int
 run_row(Client &client, size_t bytes, size_t count, char **words)
 {
-    const std::string kind = words[0], ways = words[6];
+    const std::string ways = words[6];
     const size_t rounds = std::strtoull(words[5], nullptr, 10);
     const size_t depth = std::strtoull(words[4], nullptr, 10);
     const bool is_both = ways == "both";
@@ -378,20 +275,28 @@ run_row(Client &client, size_t bytes, size_t count, char **words)
     client.verify_take();
     if (is_both)
         client.verify_give();
-    Ways row(client, kind == "row", is_both, depth);
-    row.run(std::max(depth, count / WARM_UP_SHARE));
-    const double cpu_s[] = {process_s(), client.peer_busy().process_s()};
+    Client::Taking taking(client, depth);
+    std::unique_ptr<Client::Giving> giving;
+    if (is_both)
+        giving = std::make_unique<Client::Giving>(client, depth);
+    run_round(taking, giving.get(), std::max(depth, count / WARM_UP_SHARE));
+    const Busy before = client.peer_busy();
+    const double own_s = process_s(), machine_s = busy_s();
     std::vector<double> each_s(rounds);
     for (double &one_s : each_s)
-        one_s = row.run(count);
-    const double used_s[] = {process_s() - cpu_s[0], client.peer_busy().process_s() - cpu_s[1]};
-    row.finish();
+        one_s = run_round(taking, giving.get(), count);
+    const Busy after = client.peer_busy();
+    const double used_s[] = {process_s() - own_s, after.process_s() - before.process_s()};
+    const double busy[] = {busy_s() - machine_s, after.cpu_s() - before.cpu_s()};
+    taking.finish();
+    if (giving != nullptr)
+        giving->finish();
     const double gb = 1e-9 * static_cast<double>(bytes * count * rounds) * (is_both ? 2.0 : 1.0);
-    std::printf("{\"kind\": \"%s\", \"size\": %zu, \"count\": %zu, \"depth\": %zu, "
+    std::printf("{\"kind\": \"row\", \"size\": %zu, \"count\": %zu, \"depth\": %zu, "
                 "\"both\": %s, \"first_cpu_s_per_gb\": %.6f, \"second_cpu_s_per_gb\": %.6f, "
-                "\"raw_us\": [%s]}\n",
-                kind.c_str(), bytes, count, depth, is_both ? "true" : "false", used_s[0] / gb,
-                used_s[1] / gb, raw_us(each_s).c_str());
+                "\"cpu_s\": [%.3f, %.3f], \"raw_us\": [%s]}\n",
+                bytes, count, depth, is_both ? "true" : "false", used_s[0] / gb, used_s[1] / gb,
+                busy[0], busy[1], raw_us(each_s).c_str());
     return 0;
 }
 
@@ -400,26 +305,12 @@ run_trips(Client &client, const std::string &kind, size_t bytes, size_t count)
 {
     const size_t warm_up = std::max(WARM_UP_LEAST, count / WARM_UP_SHARE);
     std::vector<double> trips_s(count);
-    double cpu_s[2] = {}, begun_s = 0;
-    if (kind != "take" && kind != "take-all" && kind != "echo" && kind != "echo-all")
+    if (kind != "echo" && kind != "echo-all")
         fail("no kind is called " + kind);
-    kind.rfind("echo", 0) == 0 ? client.verify() : client.verify_take();
-    run(
-        client, kind, warm_up,
-        [&] {
-            cpu_s[0] = busy_s();
-            cpu_s[1] = client.peer_busy().cpu_s();
-            begun_s = now_s();
-        },
-        trips_s);
-    const double took_s = now_s() - begun_s;
-    const double used_s[] = {busy_s() - cpu_s[0], client.peer_busy().cpu_s() - cpu_s[1]};
-    const std::string raw = raw_us(trips_s);
-    std::sort(trips_s.begin(), trips_s.end());
-    std::printf("{\"kind\": \"%s\", \"size\": %zu, \"count\": %zu, \"seconds\": %.6f, "
-                "\"round_trip_us\": %.3f, \"cpu_s\": [%.3f, %.3f], \"raw_us\": [%s]}\n",
-                kind.c_str(), bytes, count, took_s, trips_s[count / 2] * 1e6, used_s[0], used_s[1],
-                raw.c_str());
+    client.verify();
+    kind == "echo" ? client.echo(warm_up, trips_s) : client.echo_all(warm_up, trips_s);
+    std::printf("{\"kind\": \"%s\", \"size\": %zu, \"count\": %zu, \"raw_us\": [%s]}\n",
+                kind.c_str(), bytes, count, raw_us(trips_s).c_str());
     return 0;
 }
 
@@ -442,10 +333,10 @@ main(int argc, char **argv)
     const std::string kind = argc > 2 ? argv[1] : "";
     if (argc == 3 && kind == "serve")
         return serve(argv[2]);
-    const bool is_row = kind == "row" || kind == "row-each";
+    const bool is_row = kind == "row";
     if (argc != (is_row ? 8 : 5))
         fail("usage: serve ADDRESS:PORT, or KIND ADDRESS:PORT SIZE COUNT, or "
-             "row|row-each ADDRESS:PORT SIZE COUNT DEPTH ROUNDS one|both");
+             "row ADDRESS:PORT SIZE COUNT DEPTH ROUNDS one|both");
     const size_t bytes = std::strtoull(argv[3], nullptr, 10);
     const size_t count = std::strtoull(argv[4], nullptr, 10);
     if (bytes == 0 || bytes > MAX_BYTES || count == 0)

@@ -84,19 +84,6 @@ status_of(bool is_placed)
 
 class Service final : public Transfer::Service
 {
-    grpc::Status Take(grpc::ServerContext *, const Tensor *in, Tensor *) override
-    {
-        return status_of(take(*in));
-    }
-    grpc::Status TakeAll(grpc::ServerContext *, grpc::ServerReader<Tensor> *reader,
-                         Tensor *) override
-    {
-        Tensor in;
-        bool is_placed = true;
-        while (is_placed && reader->Read(&in))
-            is_placed = take(in);
-        return status_of(is_placed);
-    }
     grpc::Status TakeEach(grpc::ServerContext *,
                           grpc::ServerReaderWriter<Tensor, Tensor> *stream) override
     {
@@ -127,13 +114,6 @@ class Service final : public Transfer::Service
                 break;
         }
         return status_of(is_placed);
-    }
-    grpc::Status Give(grpc::ServerContext *, const Wish *wish, Tensor *out) override
-    {
-        if (wish->len_bytes() > MAX_BYTES)
-            return status_of(false);
-        *out = *kept(wish->len_bytes());
-        return grpc::Status::OK;
     }
     grpc::Status GiveEach(grpc::ServerContext *,
                           grpc::ServerReaderWriter<Tensor, Wish> *stream) override
