@@ -17,7 +17,6 @@ from bench.suite.layout import geometric
 from bench.suite.peers import RDMATENSOR
 from bench.suite.settings import PLAIN, ROWS
 
-_NAMES = {"gloo": "Gloo", "OpenMPI": "Open MPI"}
 _COLRDMATENSOR = {"Gloo": "#56B4E9", "Open MPI": "#D55E00"}
 _PANELS = {"shm": "rdmatensor over shared memory", "tcp": "rdmatensor over TCP"}
 _WIDTH, _HEIGHT = 760, 300
@@ -50,7 +49,7 @@ def rows_of(result: Result, ways: Sequence[str] = (PLAIN, *ROWS)) -> list[Row]:
     own = [one for one in known[RDMATENSOR].values() if number(one, "size") > 0]
     found = []
     for way in ways:
-        for who, name in _NAMES.items():
+        for who, name in tables.NAMES.items():
             ratios: dict[int, list[float]] = {}
             of_way = [one for one in own if tables.row_of(one) == way]
             for one in of_way:

@@ -20,7 +20,6 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench import doc_means
@@ -31,7 +30,7 @@ from bench.suite import busy, models, samples, scale, tables, transfers
 from bench.suite.collectives import net_samples
 from bench.suite.layout import geometric
 from bench.suite.peers import RDMATENSOR
-from bench.suite.settings import PLAIN, ROWS
+from bench.suite.settings import MIB, PLAIN, ROWS
 
 PAGES = ("README.md", "docs/measured.md", "docs/performance.md")
 ROOM = 0.95  # above it a ratio counts as noise, as in compare.py
@@ -47,7 +46,8 @@ _MEANS = re.compile(
     re.DOTALL,
 )
 _UNITS = ((1e3, "ns", 1.0), (1e6, "us", 1e3), (1e9, "ms", 1e6), (float("inf"), "s", 1e9))
-_WORDS = {RDMATENSOR: RDMATENSOR, "gloo": "Gloo", "OpenMPI": "Open MPI"}
+_WORDS = tables.NAMES
+COLD = "cold start"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -74,100 +74,47 @@ def spread(values_ns: Sequence[float]) -> str:
     return f"{middle / scale:.3g} {unit} ({low / scale:.3g}-{high / scale:.3g})"
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How the records of a topic become tables.
-
-    title: what the records of one table share. row, column: where a record stands in it. baseline:
-        rdmatensor's record to compare another with, of all of the topic; None if there is none.
-    is_joined: a place has rdmatensor's time and the others' ratios, without the floors'.
-    """
-
-    title: Callable[[Record], str]
-    row: Callable[[Record], str]
-    column: Callable[[Record], str]
-    baseline: Callable[[Sequence[Record], Record], Record | None]
-    is_joined: bool = False
-
-
-def _size(record: Record) -> str:
-    return size_text(number(record, "size"))
-
-
 def _name(record: Record) -> str:
     return _WORDS.get(text(record, "name"), text(record, "name"))
 
 
-def _who(record: Record) -> str:
-    if transfers.kind_of(record) == "cold start":
-        return f"{_name(record)}: {text(record, 'timed').removeprefix(transfers.COLD)}"
-    wait = f", {record['wait']}" if record["peer"] in (RDMATENSOR, "floor") else ""
-    return f"{_name(record)}{wait}"
-
-
-def _p2p_title(record: Record) -> str:
+def place_of(record: Record) -> tuple[str, str, str]:
+    """Return the title of a record's table, and its row and column there."""
+    topic, path, size = record["topic"], record["transport"], number(record, "size")
+    if topic == "setup":
+        return f"setup, {path}, {record['timed']}", _name(record), f"{record['ranks']} ranks"
+    if topic == "models":
+        column = f"{record['op']}, {size / MIB:.0f} MiB"
+        return f"models, {path}, {record['ranks']} ranks", text(record, "name"), column
+    if topic == "collectives":
+        title = f"collectives, {path}, {record['ranks']} ranks, {tables.row_of(record)}"
+        return title, text(record, "op"), size_text(size)
+    timed, row = text(record, "timed"), _name(record)
+    if transfers.kind_of(record) == COLD:
+        timed, row = COLD, f"{row}: {timed.removeprefix(transfers.COLD)}"
+    elif record["peer"] in (RDMATENSOR, "floor"):
+        row = f"{row}, {record['wait']}"
     python = ", Python" if record.get("language") == "Python" else ""
-    timed = "cold start" if transfers.kind_of(record) == "cold start" else record["timed"]
-    return f"p2p, {record['transport']}, {timed}{python}"
+    return f"p2p, {path}, {timed}{python}", row, size_text(size)
 
 
-def _p2p_own(records: Sequence[Record], record: Record) -> Record | None:
-    best, cell = tables.fastest_of(records, RDMATENSOR), tables.cell_of(record)
-    return best.get((*cell, record.get("wait")), best.get((*cell, "spinning")))
+def base_of(records: Sequence[Record], record: Record) -> Record | None:
+    """Return rdmatensor's record that another is compared with, of all of the topic."""
+    if record["topic"] == "p2p":
+        best, cell = tables.fastest_of(records, RDMATENSOR), tables.cell_of(record)
+        return best.get((*cell, record.get("wait")), best.get((*cell, "spinning")))
+    same = ("transport", "op", "ranks", "size", "row")
+    for one in records:
+        is_own = one["name"] in (RDMATENSOR, models.PLANNED)
+        if is_own and all(one.get(name) == record.get(name) for name in same):
+            return one
+    return None
 
 
-def _collectives_own(records: Sequence[Record], record: Record) -> Record | None:
-    return tables.by_name(records).get(RDMATENSOR, {}).get(tables.call_of(record))
-
-
-def _same(*names: str) -> Callable[[Sequence[Record], Record], Record | None]:
-    """Return what finds rdmatensor's record that has the same fields."""
-
-    def own(records: Sequence[Record], record: Record) -> Record | None:
-        return next(
-            (
-                one
-                for one in records
-                if one["name"] in (RDMATENSOR, models.PLANNED)
-                and all(one[name] == record[name] for name in names)
-            ),
-            None,
-        )
-
-    return own
-
-
-SHAPES = {
-    "p2p": Shape(_p2p_title, _who, _size, _p2p_own),
-    "collectives": Shape(
-        lambda one: (
-            f"collectives, {one['transport']}, {one['ranks']} ranks, {one.get('row', PLAIN)}"
-        ),
-        lambda one: text(one, "op"),
-        _size,
-        _collectives_own,
-        is_joined=True,
-    ),
-    "setup": Shape(
-        lambda one: f"setup, {one['transport']}, {one['timed']}",
-        _name,
-        lambda one: f"{one['ranks']} ranks",
-        _same("transport", "op", "ranks"),
-    ),
-    "models": Shape(
-        lambda one: f"models, {one['transport']}, {one['ranks']} ranks",
-        lambda one: text(one, "name"),
-        lambda one: f"{one['op']}, {number(one, 'size') / 2**20:.0f} MiB",
-        _same("transport", "op", "ranks"),
-    ),
-}
 # Topics whose table of text is short: heads and rows of it.
 WHOLE: Mapping[str, Callable[[Sequence[Record]], tuple[Sequence[str], Sequence[Sequence[str]]]]] = {
     "convergence": lambda records: (models.CURVE_HEADS, models.curve_rows(records)),
-    "busy": lambda records: (
-        busy.LOAD_HEADS,
-        busy.load_rows(busy.pairs_of(records)),
-    ),
+    "busy": lambda records: (busy.LOAD_HEADS, busy.load_rows(busy.pairs_of(records))),
     "scale": scale.beyond_rows,
 }
 
@@ -176,12 +123,16 @@ def _samples(record: Record) -> Sequence[float]:
     return net_samples(record) if record["topic"] == "collectives" else samples.raw_of(record)
 
 
-def cell(record: Record, base: Record | None, *, is_joined: bool) -> str:
-    """Return the median; after it rdmatensor's spread, or another's ratio."""
+def cell(record: Record, base: Record | None) -> str:
+    """Return the median; after it rdmatensor's spread, or another's ratio.
+
+    Of collectives a cell has all libraries, the others by their names.
+    """
     if base is None or base is record:
         return spread(_samples(record))
     took, own = (samples.quantile(_samples(one), 0.5) for one in (record, base))
     ratio = marked(took / own) if took > 0 and own > 0 else "-"
+    is_joined = record["topic"] == "collectives"
     time = _name(record) if is_joined else spread(_samples(record)).partition(" (")[0] + ","
     return f"{time} {ratio}"
 
@@ -191,17 +142,16 @@ def tables_of(topic: str, records: Sequence[Record]) -> Iterator[tuple[str, str]
     if topic in WHOLE:
         yield topic, table(*WHOLE[topic](records))
         return
-    shape = SHAPES[topic]
     parts: dict[str, list[Record]] = {}
     for record in records:
-        if not (shape.is_joined and record["peer"] == "floor"):
-            parts.setdefault(shape.title(record), []).append(record)
+        if topic != "collectives" or record["peer"] != "floor":
+            parts.setdefault(place_of(record)[0], []).append(record)
     for title, part in parts.items():
-        columns = list(dict.fromkeys(map(shape.column, part)))
-        places: dict[str, dict[str, list[str]]] = {shape.row(one): {} for one in part}
+        columns = list(dict.fromkeys(place_of(one)[2] for one in part))
+        places: dict[str, dict[str, list[str]]] = {place_of(one)[1]: {} for one in part}
         for record in sorted(part, key=lambda one: one["peer"] != RDMATENSOR):
-            mine = cell(record, shape.baseline(records, record), is_joined=shape.is_joined)
-            places[shape.row(record)].setdefault(shape.column(record), []).append(mine)
+            _, row, column = place_of(record)
+            places[row].setdefault(column, []).append(cell(record, base_of(records, record)))
         rows = [
             (row, *("; ".join(of_row.get(one, [])) for one in columns))
             for row, of_row in places.items()
@@ -241,7 +191,7 @@ def block(
     """
     records = [record for run in result.runs for record in run.records]
     parts = [head(result)]
-    for topic in (*SHAPES, *WHOLE):
+    for topic in ("p2p", "collectives", "setup", "models", *WHOLE):
         of_topic = tables.of_topic(records, topic)
         for title, lines in tables_of(topic, of_topic) if of_topic else ():
             if not all(word in title for word in wanted):
