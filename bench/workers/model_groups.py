@@ -163,6 +163,11 @@ class Group:
             line.close()
         del self._lines[: len(helpers)]
 
+    @property
+    def pids(self) -> list[int]:
+        """Its processes, until one of them is gone or it has ended."""
+        return list(self._pids)
+
     def _begin(self, work: Callable[[Line], None], environment: dict[str, str]) -> None:
         mine, its = socket.socketpair()
         self._lines.append(mine)
