@@ -8,8 +8,9 @@ samples of a cell are its rounds. A ratio is rdmatensor's figure over Gloo's.
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bench.benchlib.pairs import run_ranks
 from bench.benchlib.record import Record, number, text
@@ -55,9 +56,9 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
             continue
         estimate_s += seconds_of(words, len(backends)) * len(settings.transports)
         for transport in settings.transports:
-            what = f"{ranks} ranks, {transport}"
-            turn = _Turn(what, ranks, transport, (*words, "--backends", ",".join(backends)))
-            turns.append((what, functools.partial(turn.take, progress)))
+            more = (*words, "--backends", ",".join(backends))
+            turn = functools.partial(_turn, ranks, transport, more, itertools.count(), progress)
+            turns.append((f"{ranks} ranks, {transport}", turn))
     if not turns:
         raise RuntimeError("send is of two ranks: --ranks 2")
     count = settings.rounds or (_QUICK_ROUNDS if settings.is_quick else _ROUNDS)
@@ -100,25 +101,25 @@ def seconds_of(words: Sequence[str], backends: int) -> float:
     return _START_S + loads * cells * backends * (_LOOP_S + _AROUND_S)
 
 
-class _Turn:
+def _turn(
+    ranks: int,
+    transport: str,
+    words: Sequence[str],
+    numbers: Iterator[int],
+    progress: rounds.Progress,
+) -> list[Record]:
     """Fresh processes of one number of ranks and one path; each turn is another round."""
-
-    def __init__(self, what: str, ranks: int, transport: str, words: Sequence[str]) -> None:
-        self._what, self._ranks, self._transport, self._words = what, ranks, transport, words
-        self._round = 0
-
-    def take(self, progress: rounds.Progress) -> list[Record]:
-        progress.say(f"round {self._round + 1}: {self._what}", is_round=True)
-        printed = run_ranks(
-            TOPIC,
-            self._ranks,
-            *self._words,
-            *("--round", str(self._round)),
-            environment={"RDMATENSOR_TRANSPORT": self._transport},
-            timeout_s=_TURN_PATIENCE_S,
-        )
-        self._round += 1
-        return [record_of(of_ranks, self._transport) for of_ranks in by_key(printed).values()]
+    number_of = next(numbers)
+    progress.say(f"round {number_of + 1}: {ranks} ranks, {transport}", is_round=True)
+    printed = run_ranks(
+        TOPIC,
+        ranks,
+        *words,
+        *("--round", str(number_of)),
+        environment={"RDMATENSOR_TRANSPORT": transport},
+        timeout_s=_TURN_PATIENCE_S,
+    )
+    return [record_of(of_ranks, transport) for of_ranks in by_key(printed).values()]
 
 
 def record_of(of_ranks: list[Record], transport: str) -> Record:

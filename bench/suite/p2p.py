@@ -365,7 +365,7 @@ def _python(worker: str, transport: str, words: list[str]) -> list[Record]:
     peer, ways = _PYTHON[worker]
     python, environment = None, {"RDMATENSOR_TRANSPORT": transport}
     if peer == "nixl":
-        python, _ = peers_of.NIXL.find()
+        python, _ = peers_of.find_nixl()
         environment = peers_of.nixl_environment(worker, transport)
     printed = run_ranks("p2p", 2, "--peer", worker, *words, python=python, environment=environment)
     return [

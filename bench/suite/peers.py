@@ -33,38 +33,26 @@ class Peer:
     how_to_get: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Interpreter:
-    """A peer with an interpreter of its own: named in a variable, else that of build/NAME/venv."""
-
-    name: str
-    variable: str
-    package: str
-    imports: str
-
-    def find(self) -> tuple[Path | None, str]:
-        """Return an interpreter that imports the peer, or None and why there is none."""
-        default = ROOT / "build" / self.name.lower() / "venv/bin/python"
-        python = Path(os.environ.get(self.variable, default))
-        if not python.exists():
-            return None, (
-                f"no interpreter with {self.name}: make a venv with `pip install {self.package}` "
-                f"and name its python in {self.variable}"
-            )
-        # os._exit: NIXL 1.5 crashes in Python's own end otherwise
-        words = [str(python), "-c", f"import os, {self.imports}; os._exit(0)"]
-        try:
-            done = subprocess.run(
-                words, capture_output=True, text=True, check=False, timeout=_PROBE_LIMIT_S
-            )
-        except subprocess.TimeoutExpired:
-            return None, f"{self.name} is not imported after {_PROBE_LIMIT_S:g} s"
-        if done.returncode != 0:
-            return None, f"{self.name} does not import: {done.stderr.strip().splitlines()[-1:]}"
-        return python, ""
+_NIXL_PYTHON = "RDMATENSOR_BENCH_NIXL_PYTHON"
+_NIXL_PACKAGE = "nixl-cu12"
 
 
-NIXL = Interpreter("NIXL", "RDMATENSOR_BENCH_NIXL_PYTHON", "nixl-cu12", "nixl_cu12")
+def find_nixl() -> tuple[Path | None, str]:
+    """Return an interpreter that imports NIXL, or None and why there is none."""
+    python = Path(os.environ.get(_NIXL_PYTHON, ROOT / "build/nixl/venv/bin/python"))
+    if not python.exists():
+        return None, f"no interpreter with NIXL in build/nixl/venv, or named in {_NIXL_PYTHON}"
+    # os._exit: NIXL 1.5 crashes in Python's own end otherwise
+    words = [str(python), "-c", "import os, nixl_cu12; os._exit(0)"]
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, check=False, timeout=_PROBE_LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        return None, f"NIXL is not imported after {_PROBE_LIMIT_S:g} s"
+    if done.returncode != 0:
+        return None, f"NIXL does not import: {done.stderr.strip().splitlines()[-1:]}"
+    return python, ""
 
 
 def nixl_environment(worker: str, path: str) -> dict[str, str]:
@@ -123,7 +111,7 @@ PEERS = (
         "nixl",
         "NIXL over UCX, from Python",
         ("p2p",),
-        lambda _: NIXL.find()[1],
+        lambda _: find_nixl()[1],
         "python3 -m venv build/nixl/venv; build/nixl/venv/bin/pip install --no-deps nixl-cu12; "
         "build/nixl/venv/bin/pip install numpy torch",
     ),
@@ -170,9 +158,9 @@ _OVER_VERBS = ("perftest",)
 @functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of the peers that are no packages of this interpreter."""
-    probe = f"import importlib.metadata as m; print(m.version('{NIXL.package}'))"
+    probe = f"import importlib.metadata as m; print(m.version('{_NIXL_PACKAGE}'))"
 
-    python, _ = NIXL.find()
+    python, _ = find_nixl()
     return {
         "grpc++": _output("pkg-config", "--modversion", "grpc++"),
         "ucx": ucx_version(_output("ucx_info", "-v")),

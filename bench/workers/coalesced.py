@@ -35,13 +35,11 @@ Pass = Callable[[dist.ProcessGroup, list[torch.Tensor]], None]
 
 
 def one_by_one(group: dist.ProcessGroup, tensors: list[torch.Tensor]) -> None:
-    """Wait for each before the next."""
     for tensor in tensors:
         dist.all_reduce(tensor, group=group)
 
 
 def one_by_one_async(group: dist.ProcessGroup, tensors: list[torch.Tensor]) -> None:
-    """Begin all, then wait for each."""
     works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
     for work in works:
         assert work is not None
@@ -49,14 +47,11 @@ def one_by_one_async(group: dist.ProcessGroup, tensors: list[torch.Tensor]) -> N
 
 
 def manager(group: dist.ProcessGroup, tensors: list[torch.Tensor]) -> None:
-    """As a program coalesces."""
     with _coalescing_manager(group=group):
-        for tensor in tensors:
-            dist.all_reduce(tensor, group=group)
+        one_by_one(group, tensors)
 
 
 def coalesced(group: dist.ProcessGroup, tensors: list[torch.Tensor]) -> None:
-    """As a library coalesces that has a list already."""
     options = AllreduceCoalescedOptions()
     options.asyncOp = False
     work = group.allreduce_coalesced(tensors, options)
