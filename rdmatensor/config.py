@@ -38,7 +38,7 @@ class Settings:
     """All settings of a context. Each field has the default of an empty environment.
 
     `rdmatensor settings` and docs/settings.md say what each means: a field has the name of its
-    variable in lower case, without RDMATENSOR_.
+    variable in lower case, without the prefix ``RDMATENSOR_``.
 
     Raises:
         InvalidArgumentError: A field has a wrong value; the message names it.

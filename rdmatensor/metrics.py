@@ -80,7 +80,7 @@ class Sample:
     "_count".
 
     Attributes:
-        name: The name, without "rdmatensor_" and "_total".
+        name: The name, without ``rdmatensor_`` and ``_total``.
         kind: "counter", "gauge" or "histogram".
         meaning: What is counted.
         value: The number.

@@ -1,5 +1,7 @@
 """Train by a plan: gradients are allocated in the arena and sent in the plan's buckets.
 
+For example::
+
     plan = graph_analysis.analyze(model, inputs, strategy=graph_analysis.DataParallel(world))
     planned = rdmatensor.plan.apply(model, plan, optimizer)
     for x, y in data:

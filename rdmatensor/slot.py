@@ -186,8 +186,8 @@ class SlotReceiver(Closable):
             timeout_s: Seconds to wait; None takes the context's deadline, 0 looks once.
 
         Returns:
-            The tensor. `with slot.get() as array:` gives the numpy array over the slot's memory, of
-            the shape that the sender gave, until the block ends.
+            The tensor. A ``with`` block of it gives the numpy array over the slot's memory, of the
+            shape that the sender gave, until the block ends.
 
         Raises:
             TransferTimeoutError: No tensor came.

@@ -1,5 +1,7 @@
 """Additions to torch's SymmetricMemory that its interface lacks.
 
+For example::
+
     import torch.distributed._symmetric_memory as symm_mem
     symm_mem.set_backend("rdmatensor")  # after init_process_group("rdmatensor")
     tensor = symm_mem.empty(1024, device="cpu")

@@ -1,5 +1,7 @@
 """A context's last transfers and their times: as a list, and as a page of a trace viewer.
 
+For example::
+
     rdmatensor.trace.start(context)
     ...
     rdmatensor.trace.write(context, "transfers.json")   # chrome://tracing, ui.perfetto.dev
