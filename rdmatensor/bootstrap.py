@@ -350,6 +350,37 @@ class World:
         """
         return self.context.recv_slot(name, shape, dtype, src=self.endpoint(src), kind=kind)
 
+    async def recv_slot_async(
+        self,
+        name: str,
+        shape: int | Sequence[int],
+        dtype: DTypeLike | None = "float32",
+        *,
+        src: int,
+        kind: SlotKind = "static",
+    ) -> SlotReceiver:
+        """Make a slot as recv_slot(); waits for the rank to join in a thread of asyncio's.
+
+        Args:
+            name: As for Context.recv_slot().
+            shape: As for Context.recv_slot().
+            dtype: As for Context.recv_slot().
+            src: The rank of the sender.
+            kind: As for Context.recv_slot().
+
+        Returns:
+            The receiving side.
+
+        Raises:
+            TransferTimeoutError: The rank did not join. The other exceptions are those of
+                Context.recv_slot().
+
+        Example:
+            >>> asyncio.run(world.recv_slot_async("gradients", 1024, src=1)).close()
+        """
+        endpoint = await self.endpoint_async(src)
+        return self.context.recv_slot(name, shape, dtype, src=endpoint, kind=kind)
+
     def group(self, name: str, ranks: list[int] | None = None) -> Group:
         """Make a group of ranks for messages and collectives; the World closes it.
 

@@ -25,7 +25,7 @@ from types import ModuleType
 import torch
 
 import rdmatensor._build_stamp as build_stamp
-from rdmatensor import _rdmatensor_cffi
+import rdmatensor._rdmatensor_cffi as cffi_module
 from rdmatensor._backend.compiler import (
     CompileError,
     Compiler,
@@ -36,7 +36,7 @@ from rdmatensor._backend.compiler import (
 )
 from rdmatensor._backend.prebuilt import identity_of
 
-_PACKAGE = Path(_rdmatensor_cffi.__file__).parent
+_PACKAGE = Path(cffi_module.__file__).parent
 _POLL_S = 0.2
 _SAY_EVERY_S = 30.0
 

@@ -146,6 +146,12 @@ def test_a_job_is_joined_in_the_loop(settings: Settings, tmp_path: Path) -> None
             world = await join_async(FileStore(tmp_path), rank, 2, context=context)
             endpoint = await world.endpoint_async(1 - rank)
             await endpoint.wait_ready_async()
+            slot = await world.recv_slot_async("s", 1, src=1 - rank)
+            with await endpoint.send_slot_async("s", 1) as sender:
+                await (await sender.put_async(np.full(1, rank, np.float32)))
+                with await slot.get_async() as array:
+                    assert array[0] == 1 - rank
+            slot.close()
             group = await world.group_async("all")
             total = np.array([rank + 1.0])
             await group.all_reduce(total)
