@@ -11,7 +11,9 @@ endif()
 # The harness ends a test long before; this bounds a program that is stuck outside of any test.
 set(test_timeout_s 600)
 set(test_environment "RDT_TEST_TIMEOUT_SCALE=1")
-if(RDMATENSOR_SANITIZE)
+if(CMAKE_CROSSCOMPILING)
+    set(test_environment "RDT_TEST_TIMEOUT_SCALE=5") # an emulator: six times the CPU time
+elseif(RDMATENSOR_SANITIZE)
     set(test_environment
         "RDT_TEST_TIMEOUT_SCALE=6" # TSan on two cores: five times slower where it was measured
         "ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1"
