@@ -15,7 +15,7 @@ from pathlib import Path
 
 from csrc_rooms import Rooms, read_rooms, report
 
-PUBLIC_HEADERS = frozenset({"rdmatensor.h", "rdmatensor_ext.h"})
+PUBLIC_HEADERS = frozenset({"rdmatensor.h", "rdmatensor_ext.h", "rdmatensor_ps.h"})
 WIRE = frozenset({"wire", "wire/endpoint", "wire/group"})
 BASE = frozenset({"base", "base/memory", "base/system", *WIRE})
 TRANSPORT = frozenset({*BASE, "transport"})
@@ -33,6 +33,7 @@ COLLECTIVES = frozenset(
         "collectives/team",
     }
 )
+PS = frozenset({"ps", "ps/rules"})
 C10D = frozenset(
     {"c10d", "c10d/ddp", "c10d/memory", "c10d/record", "c10d/rendezvous", "c10d/works"}
 )
@@ -66,10 +67,12 @@ ALLOWED: dict[str, frozenset[str]] = {
         | {"transport/shm", "transport/tcp", "transport/verbs"}
     ),
     **{room: frozenset({*BASE, *COLLECTIVES}) for room in COLLECTIVES},
+    "ps/rules": frozenset({"base"}),
+    "ps": frozenset({*BASE, "ps/rules"}),
     **{room: frozenset({*WIRE, *COLLECTIVES, *C10D}) for room in C10D},
 }
 # The rooms above the public header call its functions, whichever room defines them.
-ON_PUBLIC_HEADER = frozenset({*COLLECTIVES, *C10D})
+ON_PUBLIC_HEADER = frozenset({*COLLECTIVES, *C10D, *PS})
 # (from, to): includes that are against the arrow, and pairs of a file and what it uses there.
 BREACHES: dict[tuple[str, str], tuple[int, int]] = {}
 # Foreign headers that belong to one room.

@@ -34,7 +34,7 @@ NOUNS = {
     "wire/endpoint/stream.c": "wire_stream",
     "wire/endpoint/verbs.c": "wire_verbs",
 }
-# What the sources that fill in a template, collectives/reduce/loops.h, call its parts.
+# What the sources that fill in a template, a loops.h, call its parts.
 TEMPLATE = frozenset({"f16_widen", "f16_narrow", "TABLE"})
 MOST_NOUNS = 25
 

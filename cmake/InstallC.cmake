@@ -9,6 +9,7 @@ install(TARGETS rdmatensor EXPORT rdmatensorTargets
         INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 install(FILES "${RDMATENSOR_CSRC}/include/rdmatensor.h"
               "${RDMATENSOR_CSRC}/include/rdmatensor_ext.h"
+              "${RDMATENSOR_CSRC}/include/rdmatensor_ps.h"
         DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT c)
 
 set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/rdmatensor")

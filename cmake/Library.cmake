@@ -2,7 +2,7 @@
 # the static one is for C tests, which may reach private functions.
 set(RDMATENSOR_CSRC "${CMAKE_CURRENT_SOURCE_DIR}/csrc")
 set(layers base wire transport progress memory process connect endpoint slot message group gpu api
-    collectives)
+    collectives ps)
 list(TRANSFORM layers PREPEND "${RDMATENSOR_CSRC}/")
 list(TRANSFORM layers APPEND "/*.c")
 file(GLOB_RECURSE RDMATENSOR_SOURCES CONFIGURE_DEPENDS ${layers})
@@ -30,6 +30,10 @@ target_link_libraries(rdmatensor_objects PRIVATE rdmatensor_flags)
 set_source_files_properties("${RDMATENSOR_CSRC}/collectives/reduce/avx2.c"
                             "${RDMATENSOR_CSRC}/collectives/reduce/generic.c"
                             PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
+# Square roots are vectorised only where they need not set errno.
+set_source_files_properties("${RDMATENSOR_CSRC}/ps/rules/avx2.c"
+                            "${RDMATENSOR_CSRC}/ps/rules/generic.c"
+                            PROPERTIES COMPILE_OPTIONS "-ffp-contract=off;-fno-math-errno")
 
 # A small message passes through some fifty functions of a dozen files: compiled as a whole most of
 # those calls go away. For releases alone, as it costs time at the link; tests link the objects as

@@ -4,9 +4,9 @@
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
 set(RDMATENSOR_INSTALL_DIR rdmatensor)
 
-# ---- cffi: declarations come from the public header, never from a copy of it ----
+# ---- cffi: declarations come from the public headers, never from a copy of them ----
 set(ffi_build "${CMAKE_CURRENT_SOURCE_DIR}/rdmatensor/_native/ffi_build.py")
-set(ffi_header "${RDMATENSOR_CSRC}/include/rdmatensor.h")
+set(ffi_header "${RDMATENSOR_CSRC}/include/rdmatensor_ps.h") # it includes rdmatensor.h
 set(ffi_c "${CMAKE_CURRENT_BINARY_DIR}/_rdmatensor_cffi.c")
 # run_path, unlike running the file, leaves its folder out of sys.path: the package has a types.py.
 string(CONCAT run_path "import runpy, sys; sys.argv = sys.argv[1:]; "
@@ -15,8 +15,8 @@ add_custom_command(
     OUTPUT "${ffi_c}"
     COMMAND "${Python_EXECUTABLE}" -c "${run_path}" "${ffi_build}"
             --header "${ffi_header}" --cc "${CMAKE_C_COMPILER}" --out "${ffi_c}"
-    DEPENDS "${ffi_build}" "${ffi_header}"
-    COMMENT "Generating the cffi module from rdmatensor.h"
+    DEPENDS "${ffi_build}" "${ffi_header}" "${RDMATENSOR_CSRC}/include/rdmatensor.h"
+    COMMENT "Generating the cffi module from rdmatensor_ps.h"
     VERBATIM)
 # The interpreters without the limited API (free-threaded ones) get a module of their own.
 Python_add_library(_rdmatensor_cffi MODULE WITH_SOABI "${ffi_c}")
@@ -146,7 +146,8 @@ configure_file("${CMAKE_CURRENT_SOURCE_DIR}/cmake/_build_stamp.py.in"
 install(TARGETS ${modules} LIBRARY DESTINATION ${RDMATENSOR_INSTALL_DIR} COMPONENT python)
 install(FILES "${CMAKE_CURRENT_BINARY_DIR}/_build_stamp.py"
         DESTINATION ${RDMATENSOR_INSTALL_DIR} COMPONENT python)
-install(FILES "${ffi_header}" "${RDMATENSOR_CSRC}/include/rdmatensor_ext.h"
+install(FILES "${ffi_header}" "${RDMATENSOR_CSRC}/include/rdmatensor.h"
+              "${RDMATENSOR_CSRC}/include/rdmatensor_ext.h"
         DESTINATION ${RDMATENSOR_INSTALL_DIR}/include COMPONENT python)
 
 # ---- what on_demand.py compiles for a torch that has no module here ----

@@ -12,13 +12,14 @@ from rdmatensor import _rdmatensor_cffi
 PACKAGE = Path(_rdmatensor_cffi.__file__).parent
 HEADER = PACKAGE / "include" / "rdmatensor.h"
 EXT_HEADER = PACKAGE / "include" / "rdmatensor_ext.h"
+PS_HEADER = PACKAGE / "include" / "rdmatensor_ps.h"
 USER_CALLS_MOST = 70
 
 
-def calls_of(header: Path) -> set[str]:
+def calls_of(header: Path, least: int = 21) -> set[str]:
     """The functions of a header, by name."""
     names = set(re.findall(r"^RDT_API[^;]*?\b(rdt_\w+)\(", header.read_text(), re.MULTILINE))
-    assert len(names) > 20, "the pattern finds too few declarations to mean anything"
+    assert len(names) >= least, "the pattern finds too few declarations to mean anything"
     return names
 
 
@@ -53,7 +54,9 @@ def test_exports_are_the_declarations(declared: set[str], exported: dict[str, st
     assert not composed & declared
     assert {name for name, version in exported.items() if version == "RDMATENSOR_1"} == declared
     assert {name for name, version in exported.items() if version == "RDMATENSOR_EXT_1"} == composed
-    assert set(exported) == declared | composed
+    served = calls_of(PS_HEADER, 2)
+    assert {name for name, version in exported.items() if version == "RDMATENSOR_PS_1"} == served
+    assert set(exported) == declared | composed | served
 
 
 def test_few_calls_are_for_users(declared: set[str]) -> None:
@@ -61,7 +64,7 @@ def test_few_calls_are_for_users(declared: set[str]) -> None:
 
 
 def test_cffi_has_every_declaration(declared: set[str]) -> None:
-    assert declared <= set(dir(_rdmatensor_cffi.lib))
+    assert declared | calls_of(PS_HEADER, 2) <= set(dir(_rdmatensor_cffi.lib))
 
 
 def test_header_and_library_agree_on_the_abi() -> None:

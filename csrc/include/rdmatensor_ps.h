@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rdmatensor_ps.h - a parameter server on one-sided writes: tables of rows that servers hold and
+ * update, and that workers pull and push.
+ *
+ *   rdt_ps_server  holds rows; a thread of its own applies what workers push
+ *   rdt_ps_worker  a worker's connections to all servers
+ *
+ * A worker's request is one write into memory of the server that was announced once (the inbox),
+ * with a notification; the answer is one write into memory of the worker (the outbox). A worker's
+ * pushes are staged on the servers until its clock ticks, and applied then as one transaction for
+ * each server. docs/ps.md has the rules.
+ *
+ * These calls have a version of their own, as those of rdmatensor_ext.h. The rules at the head of
+ * rdmatensor.h hold here too; a call that waits ends with RDT_ETIMEDOUT and is continued by
+ * rdt_ps_worker_resume().
+ */
+#ifndef RDMATENSOR_PS_H
+#define RDMATENSOR_PS_H
+
+#include "rdmatensor.h"
+
+#define RDT_PS_VERSION 1
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Rules ------------------------------------------------------------------------------- */
+
+enum {
+    RDT_PS_ASSIGN = 1,  /* the row becomes the pushed value */
+    RDT_PS_ADD,         /* the pushed value is added */
+    RDT_PS_SGD,         /* torch.optim.SGD, with weight decay */
+    RDT_PS_MOMENTUM,    /* the same with momentum, and nesterov */
+    RDT_PS_ADAGRAD,     /* torch.optim.Adagrad */
+    RDT_PS_ROW_ADAGRAD, /* one float of state for a row: the sum of its gradients' mean squares */
+    RDT_PS_LAZY_ADAM,   /* torch.optim.SparseAdam: only pushed rows change, one step count */
+    RDT_PS_ADAM,        /* torch.optim.Adam, for tensors that change as a whole */
+    RDT_PS_ADAMW        /* torch.optim.AdamW */
+};
+
+struct rdt_ps_rule {
+    uint32_t struct_size;
+    uint32_t kind; /* RDT_PS_ASSIGN ... */
+    uint32_t nesterov;
+    uint32_t reserved;
+    double lr;
+    double momentum;
+    double weight_decay; /* of the rows that a push touches, when it touches them */
+    double eps;
+    double beta1;
+    double beta2;
+    double initial; /* RDT_PS_ADAGRAD, RDT_PS_ROW_ADAGRAD: of their sum */
+};
+/* RDT_EINVAL: a number out of range, or one that the kind does not use. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_rule_check(const struct rdt_ps_rule *rule,
+                                                   struct rdt_error *err);
+/*
+ * Apply a rule to `count` elements in memory of the caller. state has the rule's arrays of count
+ * floats, one after the other, or one float (RDT_PS_ROW_ADAGRAD). step: from 1 on. The three do not
+ * overlap. RDT_EINVAL as rdt_ps_rule_check().
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_rule_apply(const struct rdt_ps_rule *rule, uint64_t step,
+                                                   double lr_scale, float *value, float *state,
+                                                   const float *gradient, uint64_t count,
+                                                   struct rdt_error *err);
+
+/* ---- Tables ------------------------------------------------------------------------------ */
+
+enum { RDT_PS_INIT_ZERO = 0, RDT_PS_INIT_CONSTANT, RDT_PS_INIT_UNIFORM, RDT_PS_INIT_NORMAL };
+
+/* The same on all servers and workers. */
+struct rdt_ps_table_opts {
+    uint32_t struct_size;
+    uint32_t dim;  /* floats of a row */
+    uint64_t rows; /* of all servers: ids are 0 to rows - 1 */
+    struct rdt_ps_rule rule;
+    uint32_t init; /* RDT_PS_INIT_*: of the rows, from their ids and the seed alone */
+    uint32_t reserved;
+    uint64_t seed;
+    double init_from; /* the constant; the least value; the mean */
+    double init_to;   /* the bound; the standard deviation */
+};
+#define RDT_PS_DIM_MAX 65536
+
+/* ---- Servers ----------------------------------------------------------------------------- */
+
+typedef struct rdt_ps_server rdt_ps_server;
+typedef struct rdt_ps_worker rdt_ps_worker;
+
+enum { RDT_PS_SYNC = 1, RDT_PS_ASYNC, RDT_PS_SSP };
+
+struct rdt_ps_server_opts {
+    uint32_t struct_size;
+    uint32_t mode;      /* RDT_PS_SYNC ... */
+    uint32_t staleness; /* RDT_PS_SSP: clocks by which a worker may be ahead of the slowest */
+    uint32_t index;     /* of this server, from 0 on */
+    uint32_t servers;
+    uint32_t workers;
+    uint32_t slots;      /* requests in flight of one worker; 2 to 64 */
+    uint32_t slot_bytes; /* payload of one request; a multiple of 64 */
+    uint32_t goes_on;    /* 1: the others continue if a worker dies; 0: all end with RDT_EPEER */
+    uint32_t reserved;
+    uint64_t staged_max_bytes; /* of one worker's pushes between two ticks; 0: 1 GiB */
+};
+/* RDT_EINVAL a field is out of range   RDT_ENOMEM as rdt_region_alloc() */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_create(rdt_context *ctx,
+                                                      const struct rdt_ps_server_opts *opts,
+                                                      rdt_ps_server **out, struct rdt_error *err);
+/* The memory into which a worker writes its requests. RDT_EINVAL: the worker. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_inbox(rdt_ps_server *server, uint32_t worker,
+                                                     struct rdt_remote_region *out,
+                                                     struct rdt_error *err);
+/* The server's connection to a worker, and where its answers go. From now on the server takes the
+ * endpoint's notifications; the caller keeps the endpoint open until rdt_ps_server_destroy().
+ * RDT_EINVAL: no such worker, it is attached, or an outbox of another size. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_attach(rdt_ps_server *server, uint32_t worker,
+                                                      rdt_endpoint *ep,
+                                                      const struct rdt_remote_region *outbox,
+                                                      struct rdt_error *err);
+/* A new table; its rows get their first values before the call returns. out: for workers.
+ *   RDT_EINVAL   RDT_ENOMEM as rdt_region_alloc(): nothing was changed */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_add_table(rdt_ps_server *server,
+                                                         const struct rdt_ps_table_opts *opts,
+                                                         uint32_t *id_out,
+                                                         struct rdt_remote_region *rows_out,
+                                                         struct rdt_error *err);
+
+/* A request for the program, see rdt_ps_worker_call(). */
+struct rdt_ps_call {
+    uint32_t worker;
+    uint32_t slot;
+    uint64_t sequence;
+    uint64_t len_bytes;
+};
+/*
+ * The next call of a worker, in the order of arrival; its bytes go to buf. Answer it.
+ *   RDT_ETIMEDOUT   RDT_ECLOSED all workers have left or died   RDT_EPEER a worker died, and the
+ *   server does not go on without it; at most once   RDT_EINVAL cap is less than a slot
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_take(rdt_ps_server *server, uint64_t timeout_ns,
+                                                    uint8_t *buf, size_t cap,
+                                                    struct rdt_ps_call *out, struct rdt_error *err);
+/* Answer with a result (status RDT_OK) or an error's text of len_bytes, at most a slot.
+ * RDT_EINVAL: no such call waits. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_answer(rdt_ps_server *server,
+                                                      const struct rdt_ps_call *call,
+                                                      int32_t status, const uint8_t *bytes,
+                                                      size_t len_bytes, struct rdt_error *err);
+
+#define RDT_PS_STALENESS_BUCKETS 16
+struct rdt_ps_server_counters {
+    uint32_t struct_size;
+    uint32_t tables;
+    uint64_t requests;
+    uint64_t replays; /* requests that had been carried out before */
+    uint64_t refused; /* requests that were answered with an error */
+    uint64_t pushed_rows;
+    uint64_t pulled_rows; /* by request; rows that workers read in mapped memory are not counted */
+    uint64_t applied_rows;
+    uint64_t ticks;
+    uint64_t rounds;     /* RDT_PS_SYNC */
+    uint64_t rows_bytes; /* of values, on this server */
+    uint64_t state_bytes;
+    uint64_t staged_bytes; /* pushed and not applied yet */
+    uint64_t apply_ns;     /* time of the server's thread in applying */
+    uint32_t workers_in;   /* that have neither left nor died */
+    uint32_t workers_dead;
+    /* Ticks of other workers that were applied between two of a worker; the last: all larger. */
+    uint64_t staleness[RDT_PS_STALENESS_BUCKETS];
+};
+/* The caller sets out->struct_size. Any thread. */
+RDT_API void rdt_ps_server_counters(rdt_ps_server *server, struct rdt_ps_server_counters *out);
+/* Ends the server's thread and frees the rows. NULL is legal. */
+RDT_API void rdt_ps_server_destroy(rdt_ps_server *server);
+
+/* ---- Workers ----------------------------------------------------------------------------- */
+
+struct rdt_ps_worker_opts {
+    uint32_t struct_size;
+    uint32_t mode; /* the next five as for the servers */
+    uint32_t staleness;
+    uint32_t index; /* of this worker */
+    uint32_t servers;
+    uint32_t slots;
+    uint32_t slot_bytes;
+    uint32_t maps; /* 1: rows and inboxes of servers on this host are mapped; 0: never */
+};
+/* One thread at a time uses a worker and its tables. RDT_EINVAL, RDT_ENOMEM as of the server. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_create(rdt_context *ctx,
+                                                      const struct rdt_ps_worker_opts *opts,
+                                                      rdt_ps_worker **out, struct rdt_error *err);
+/* The memory into which a server writes its answers. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_outbox(rdt_ps_worker *worker, uint32_t server,
+                                                      struct rdt_remote_region *out,
+                                                      struct rdt_error *err);
+/* As rdt_ps_server_attach(). Waits for the connection. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_attach(rdt_ps_worker *worker, uint32_t server,
+                                                      rdt_endpoint *ep,
+                                                      const struct rdt_remote_region *inbox,
+                                                      struct rdt_error *err);
+/* A table that all servers have: its number and rows on each of them. Not for pulls and pushes in
+ * flight. RDT_EINVAL: regions of another size than the table's. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_add_table(
+    rdt_ps_worker *worker, const struct rdt_ps_table_opts *opts, const uint32_t *ids,
+    const struct rdt_remote_region *rows, uint32_t *table_out, struct rdt_error *err);
+/*
+ * Operations of a worker. One that ends with RDT_ETIMEDOUT is in flight, with the caller's memory:
+ * continue it by rdt_ps_worker_resume() with the same meaning, or give it up by
+ * rdt_ps_worker_abandon(). Another operation meanwhile: RDT_EBUSY.
+ *   RDT_EINVAL  an argument; an id out of range: nothing was sent
+ *   RDT_EPEER   a server died, or a worker without which the job ends
+ *   RDT_EPROTO, RDT_EMISMATCH, RDT_ENOMEM: a server refused; push's errors come with the next tick
+ */
+
+/* The rows of `count` ids into out[count][dim]. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_pull(rdt_ps_worker *worker, uint32_t table,
+                                                    const int64_t *ids, uint64_t count, float *out,
+                                                    uint64_t timeout_ns, struct rdt_error *err);
+/* Rows for ids, which may repeat: they are merged before they are sent. When it returns RDT_OK, the
+ * memory may be used again; the rows are applied after the next tick. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_push(rdt_ps_worker *worker, uint32_t table,
+                                                    const int64_t *ids, const float *rows,
+                                                    uint64_t count, uint64_t timeout_ns,
+                                                    struct rdt_error *err);
+/* End a step: apply what was pushed since the last tick, and wait as the mode says. lr_scale
+ * multiplies the rules' learning rates. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_tick(rdt_ps_worker *worker, double lr_scale,
+                                                    uint64_t timeout_ns, struct rdt_error *err);
+/* Send bytes to the program that runs a server, and get its answer, at most a slot of each. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_call(rdt_ps_worker *worker, uint32_t server,
+                                                    const uint8_t *bytes, uint64_t len_bytes,
+                                                    uint8_t *answer, uint64_t cap,
+                                                    uint64_t *len_out, uint64_t timeout_ns,
+                                                    struct rdt_error *err);
+/* This worker ends: pushes without a tick are dropped, and the others do not wait for it. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_leave(rdt_ps_worker *worker, uint64_t timeout_ns,
+                                                     struct rdt_error *err);
+RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_resume(rdt_ps_worker *worker, uint64_t timeout_ns,
+                                                      struct rdt_error *err);
+/* The operation in flight will not use the caller's memory any more. */
+RDT_API void rdt_ps_worker_abandon(rdt_ps_worker *worker);
+/* Ticks so far. */
+RDT_API uint64_t rdt_ps_worker_clock(const rdt_ps_worker *worker);
+/* 1 if the rows on this server are read in mapped memory. */
+RDT_API uint32_t rdt_ps_worker_is_mapped(const rdt_ps_worker *worker, uint32_t server);
+/* NULL is legal. */
+RDT_API void rdt_ps_worker_destroy(rdt_ps_worker *worker);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

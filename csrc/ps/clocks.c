@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Clocks of workers. */
+#include "ps/clocks.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+
+enum { WORKERS_MAX = 4096 };
+
+rdt_status
+rdti_ps_clocks_init(struct rdti_ps_clocks *clocks, uint32_t mode, uint32_t staleness,
+                    uint32_t workers, struct rdt_error *err)
+{
+    memset(clocks, 0, sizeof(*clocks));
+    if (mode < RDT_PS_SYNC || mode > RDT_PS_SSP)
+        return rdti_error_set(err, RDT_EINVAL, 0, "mode %u is not RDT_PS_SYNC, ASYNC or SSP", mode);
+    if (workers == 0 || workers > WORKERS_MAX)
+        return rdti_error_set(err, RDT_EINVAL, 0, "%u workers: 1 to %d are possible", workers,
+                              WORKERS_MAX);
+    clocks->of = calloc(workers, sizeof(*clocks->of));
+    if (clocks->of == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "clocks of %u workers", workers);
+    clocks->mode = mode;
+    clocks->staleness = staleness;
+    clocks->workers = workers;
+    return RDT_OK;
+}
+
+void
+rdti_ps_clocks_free(struct rdti_ps_clocks *clocks)
+{
+    free(clocks->of);
+    clocks->of = NULL;
+}
+
+rdt_status
+rdti_ps_clocks_tick(struct rdti_ps_clocks *clocks, uint32_t worker, uint64_t clock,
+                    struct rdt_error *err)
+{
+    struct rdti_ps_clock *own = &clocks->of[worker];
+
+    if (own->state == RDTI_PS_OUT)
+        return rdti_error_set(err, RDT_EPROTO, 0, "worker %u ticked after it had left", worker);
+    if (clock != own->ticks + 1)
+        return rdti_error_set(err, RDT_EPROTO, 0, "worker %u ticked to %llu after %llu", worker,
+                              (unsigned long long)clock, (unsigned long long)own->ticks);
+    if (clocks->mode == RDT_PS_SYNC && own->ticks > rdti_ps_clocks_least(clocks))
+        return rdti_error_set(err, RDT_EBUSY, 0, "worker %u ticked before its last round had ended",
+                              worker);
+    own->ticks = clock;
+    return RDT_OK;
+}
+
+void
+rdti_ps_clocks_applied(struct rdti_ps_clocks *clocks, uint32_t worker)
+{
+    struct rdti_ps_clock *own = &clocks->of[worker];
+    const uint64_t unknown = clocks->applied - own->seen;
+
+    clocks->stale[unknown < RDT_PS_STALENESS_BUCKETS ? unknown : RDT_PS_STALENESS_BUCKETS - 1]++;
+    clocks->applied++;
+    own->seen = clocks->applied;
+}
+
+void
+rdti_ps_clocks_out(struct rdti_ps_clocks *clocks, uint32_t worker)
+{
+    clocks->of[worker].state = RDTI_PS_OUT;
+}
+
+uint64_t
+rdti_ps_clocks_least(const struct rdti_ps_clocks *clocks)
+{
+    uint64_t least = UINT64_MAX;
+
+    for (uint32_t worker = 0; worker < clocks->workers; worker++)
+        if (clocks->of[worker].state == RDTI_PS_IN && clocks->of[worker].ticks < least)
+            least = clocks->of[worker].ticks;
+    return least;
+}
+
+uint64_t
+rdti_ps_clocks_needed(uint32_t mode, uint32_t staleness, uint64_t own)
+{
+    if (mode == RDT_PS_SYNC)
+        return own;
+    if (mode == RDT_PS_ASYNC || own <= staleness)
+        return 0;
+    return own - staleness;
+}

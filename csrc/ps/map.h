@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Which server holds which rows of a table, and where. Ids are spread over virtual partitions by
+ * their lower bits, so that the frequent ids of a skewed distribution, which are often neighbours,
+ * lie in different partitions. Workers and servers compute the same map. */
+#ifndef RDTI_PS_MAP_H
+#define RDTI_PS_MAP_H
+
+#include <stdint.h>
+
+#include "rdmatensor_ps.h"
+
+enum { RDTI_PS_PARTITIONS = 1024, RDTI_PS_PARTITION_BITS = 10, RDTI_PS_SERVERS_MAX = 1024 };
+
+struct rdti_ps_map {
+    uint32_t version;
+    uint32_t servers;
+    uint64_t rows;
+    uint16_t owner[RDTI_PS_PARTITIONS]; /* the server */
+    uint64_t base[RDTI_PS_PARTITIONS];  /* the partition's first row there */
+};
+
+/* RDT_EINVAL: more servers than RDTI_PS_SERVERS_MAX, or none, or more than 2^48 rows. */
+rdt_status rdti_ps_map_init(struct rdti_ps_map *map, uint32_t servers, uint64_t rows,
+                            struct rdt_error *err);
+/* Rows on one server. */
+uint64_t rdti_ps_map_rows(const struct rdti_ps_map *map, uint32_t server);
+/* The partition's rows. */
+uint64_t rdti_ps_map_partition_rows(const struct rdti_ps_map *map, uint32_t partition);
+
+static inline uint32_t
+rdti_ps_map_owner(const struct rdti_ps_map *map, uint64_t id)
+{
+    return map->owner[id % RDTI_PS_PARTITIONS];
+}
+
+/* Index of the id's row on its server; id < rows. */
+static inline uint64_t
+rdti_ps_map_local(const struct rdti_ps_map *map, uint64_t id)
+{
+    return map->base[id % RDTI_PS_PARTITIONS] + (id >> RDTI_PS_PARTITION_BITS);
+}
+
+#endif

@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Requests of workers. The bytes come from a peer, which may change them meanwhile: each is copied
+ * once, and then checked. */
+#include <string.h>
+
+#include "base/error.h"
+#include "ps/server_impl.h"
+#include "wire/bytes.h"
+
+/* One request that is being carried out. */
+struct requests_one {
+    rdt_ps_server *server;
+    struct rdti_ps_client *client;
+    uint32_t worker;
+    uint32_t slot;
+    struct rdti_ps_request head;
+    const uint8_t *payload; /* in the inbox */
+    struct rdt_error err;
+};
+
+static struct rdti_ps_table *
+requests_table(struct requests_one *one)
+{
+    if (one->head.table >= one->server->counters.tables) {
+        (void)rdti_error_set(&one->err, RDT_EINVAL, 0, "table %u does not exist", one->head.table);
+        return NULL;
+    }
+    struct rdti_ps_table *table = one->server->tables[one->head.table];
+    if (one->head.map_version == table->map.version)
+        return table;
+    (void)rdti_error_set(&one->err, RDT_ESTALE, 0,
+                         "the map of table %u has version %u, and the worker has version %u",
+                         one->head.table, table->map.version, one->head.map_version);
+    return NULL;
+}
+
+static rdt_status
+requests_check_bytes(struct requests_one *one, uint64_t want)
+{
+    if (one->head.payload_bytes == want)
+        return RDT_OK;
+    return rdti_error_set(&one->err, RDT_EPROTO, 0, "a request for %u rows has %u B, not %llu B",
+                          one->head.count, one->head.payload_bytes, (unsigned long long)want);
+}
+
+static rdt_status
+requests_push(struct requests_one *one)
+{
+    rdt_ps_server *server = one->server;
+    const struct rdti_ps_table *table = requests_table(one);
+    const uint64_t count = one->head.count;
+    const struct rdti_ps_staged entry = {.table = one->head.table,
+                                         .is_unique = (one->head.flags & RDTI_PS_FLAG_UNIQUE) != 0,
+                                         .count = count};
+    uint64_t *ids;
+    float *rows;
+
+    if (table == NULL)
+        return one->err.status;
+    const uint64_t rows_bytes = count * table->opts.dim * sizeof(float);
+    rdt_status status = requests_check_bytes(one, count * sizeof(*ids) + rows_bytes);
+    if (status == RDT_OK)
+        status = rdti_ps_stage_reserve(&one->client->stage, &entry, table->opts.dim,
+                                       server->opts.staged_max_bytes, &ids, &rows, &one->err);
+    if (status != RDT_OK)
+        return status;
+    memcpy(ids, one->payload, count * sizeof(*ids));
+    status = rdti_ps_table_check_ids(table, server->opts.index, ids, count, &one->err);
+    if (status != RDT_OK)
+        return status;
+    memcpy(rows, one->payload + count * sizeof(*ids), rows_bytes);
+    const uint64_t before = one->client->stage.used_bytes;
+    rdti_ps_stage_keep(&one->client->stage);
+    server->counters.staged_bytes += one->client->stage.used_bytes - before;
+    server->counters.pushed_rows += count;
+    rdti_ps_answer_send(server, one->worker, one->slot, 0);
+    return RDT_OK;
+}
+
+static rdt_status
+requests_pull(struct requests_one *one)
+{
+    rdt_ps_server *server = one->server;
+    const struct rdti_ps_table *table = requests_table(one);
+    const uint64_t count = one->head.count;
+
+    if (table == NULL)
+        return one->err.status;
+    const uint64_t bytes = count * table->opts.dim * sizeof(float);
+    rdt_status status = requests_check_bytes(one, count * sizeof(uint64_t));
+    if (status == RDT_OK && bytes > server->opts.slot_bytes)
+        status = rdti_error_set(&one->err, RDT_EPROTO, 0, "%u rows exceed a slot of %u B",
+                                one->head.count, server->opts.slot_bytes);
+    if (status == RDT_OK)
+        status = rdti_ps_merge_begin(&server->merge, 0, count, &one->err);
+    if (status != RDT_OK)
+        return status;
+    uint64_t *ids = server->merge.ids; /* as memory of its own */
+    if (count > 0)
+        memcpy(ids, one->payload, count * sizeof(*ids));
+    status = rdti_ps_table_check_ids(table, server->opts.index, ids, count, &one->err);
+    if (status != RDT_OK)
+        return status;
+    rdti_ps_table_gather(table, ids, count,
+                         (float *)(void *)rdti_ps_answer_payload(server, one->worker, one->slot));
+    server->counters.pulled_rows += count;
+    rdti_ps_answer_send(server, one->worker, one->slot, (uint32_t)bytes);
+    return RDT_OK;
+}
+
+static rdt_status
+requests_tick(struct requests_one *one)
+{
+    rdt_ps_server *server = one->server;
+    const uint32_t count = one->head.count;
+    rdt_status status = requests_check_bytes(one, (uint64_t)count * sizeof(uint32_t));
+
+    for (uint32_t i = 0; i < count && status == RDT_OK; i++)
+        if (rdti_get_u32(one->payload + i * sizeof(uint32_t)) >= server->counters.tables)
+            status = rdti_error_set(&one->err, RDT_EINVAL, 0, "a tick names a table that is none");
+    if (status == RDT_OK)
+        status = rdti_ps_clocks_tick(&server->clocks, one->worker, one->head.clock, &one->err);
+    if (status != RDT_OK)
+        return status;
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t table = rdti_get_u32(one->payload + i * sizeof(uint32_t));
+        if (table < server->counters.tables) /* the peer may have changed it */
+            server->tables[table]->is_pushed = true;
+    }
+    rdti_ps_steps_tick(server, one->worker, one->slot, one->head.lr_scale);
+    return RDT_OK;
+}
+
+static rdt_status
+requests_call(struct requests_one *one)
+{
+    rdt_ps_server *server = one->server;
+    const uint32_t at = (server->calls_first + server->calls_count) % server->arrivals_room;
+
+    server->calls[at] = (struct rdti_ps_arrival){.worker = one->worker, .slot = one->slot};
+    server->calls_count++;
+    (void)pthread_cond_signal(&server->calls_changed);
+    return RDT_OK;
+}
+
+static void
+requests_drop(rdt_ps_server *server, uint32_t worker)
+{
+    struct rdti_ps_client *client = &server->clients[worker];
+
+    server->counters.staged_bytes -= client->stage.used_bytes;
+    rdti_ps_stage_clear(&client->stage);
+    client->has_tick = false;
+    rdti_ps_clocks_out(&server->clocks, worker);
+}
+
+static rdt_status
+requests_leave(struct requests_one *one)
+{
+    rdt_ps_server *server = one->server;
+
+    requests_drop(server, one->worker);
+    rdti_ps_answer_send(server, one->worker, one->slot, 0);
+    one->client->has_left = true;
+    (void)pthread_cond_broadcast(&server->calls_changed);
+    rdti_ps_steps_advance(server);
+    return RDT_OK;
+}
+
+static rdt_status
+requests_run(struct requests_one *one)
+{
+    if (one->server->failure.status != RDT_OK)
+        return rdti_error_copy(&one->err, &one->server->failure);
+    if (one->client->has_left)
+        return rdti_error_set(&one->err, RDT_EPROTO, 0, "worker %u has left", one->worker);
+    switch (one->head.op) {
+    case RDTI_PS_OP_PUSH:
+        return requests_push(one);
+    case RDTI_PS_OP_PULL:
+        return requests_pull(one);
+    case RDTI_PS_OP_TICK:
+        return requests_tick(one);
+    case RDTI_PS_OP_CALL:
+        return requests_call(one);
+    default:
+        return requests_leave(one);
+    }
+}
+
+/* Sequence numbers make each request happen once: 0 answered as a replay, 1 is new. */
+static int
+requests_is_new(struct requests_one *one)
+{
+    if (one->head.sequence > one->client->sequence)
+        return 1;
+    one->server->counters.replays++;
+    rdti_ps_answer_send(one->server, one->worker, one->slot, 0);
+    return 0;
+}
+
+void
+rdti_ps_request_handle(rdt_ps_server *server, uint32_t worker, uint32_t slot)
+{
+    struct requests_one one = {.server = server,
+                               .client = &server->clients[worker],
+                               .worker = worker,
+                               .slot = slot};
+    const uint8_t *at = (const uint8_t *)rdt_region_addr(one.client->inbox) +
+                        slot * rdti_ps_slot_stride(server->opts.slot_bytes);
+    uint8_t head[RDTI_PS_HEAD_BYTES];
+
+    rdti_error_init(&one.err, RDT_RANK_UNKNOWN);
+    memcpy(head, at, sizeof(head));
+    one.payload = at + RDTI_PS_HEAD_BYTES;
+    if (rdti_ps_request_decode(head, server->opts.slot_bytes, &one.head, &one.err) != RDT_OK) {
+        rdti_ps_arrivals_end(server, worker, &one.err);
+        return;
+    }
+    server->counters.requests++;
+    one.client->slots[slot].sequence = one.head.sequence;
+    if (!requests_is_new(&one))
+        return;
+    one.client->sequence = one.head.sequence;
+    const rdt_status status = requests_run(&one);
+    if (status != RDT_OK)
+        rdti_ps_answer_error(server, worker, slot, status, one.err.message);
+}
+
+void
+rdti_ps_request_end(rdt_ps_server *server, uint32_t worker)
+{
+    struct rdti_ps_client *client = &server->clients[worker];
+    struct rdt_error err;
+
+    if (client->has_left)
+        return;
+    requests_drop(server, worker);
+    client->is_dead = true;
+    server->counters.workers_dead++;
+    (void)pthread_cond_broadcast(&server->calls_changed);
+    if (server->opts.goes_on) {
+        rdti_ps_steps_advance(server);
+        return;
+    }
+    (void)rdti_error_set_rank(&err, RDT_EPEER, client->end.peer_rank, "worker %u is gone: %.600s",
+                              worker, client->end.message);
+    rdti_ps_server_fail(server, &err);
+}

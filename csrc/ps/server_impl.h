@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The body of a server, for the files that are the server.
+ *
+ * Threads: a task of the engine takes notifications and puts them into `arrivals`; the server's
+ * thread handles them; threads of the program take calls and answer them. `arrivals_lock` guards
+ * what the task shares with them and is held for some instructions only; `lock` guards the rest.
+ * Order: lock, then the engine's, then arrivals_lock. */
+#ifndef RDTI_PS_SERVER_IMPL_H
+#define RDTI_PS_SERVER_IMPL_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "ps/clocks.h"
+#include "ps/merge.h"
+#include "ps/stage.h"
+#include "ps/table.h"
+#include "ps/wire.h"
+
+enum { RDTI_PS_TABLES_MAX = 4096 };
+enum { RDTI_PS_ARRIVED_END = UINT32_MAX }; /* in place of a slot: the worker left or died */
+
+struct rdti_ps_arrival {
+    uint32_t worker;
+    uint32_t slot;
+};
+
+/* A slot's request: the peer may not write it while it is busy. */
+struct rdti_ps_server_slot {
+    bool is_busy;  /* under arrivals_lock */
+    bool is_taken; /* the program has the call */
+    uint64_t sequence;
+};
+
+struct rdti_ps_client {
+    rdt_endpoint *ep; /* NULL until it is attached; under arrivals_lock until then */
+    rdt_region *inbox;
+    rdt_region *answers; /* what is written to the outbox */
+    struct rdt_remote_region outbox;
+    struct rdti_ps_server_slot slots[RDTI_PS_SLOTS_MAX];
+    bool is_over; /* the task polls it no more; under arrivals_lock */
+    bool has_left;
+    bool is_dead;
+    bool has_tick; /* one waits for its answer */
+    uint32_t tick_slot;
+    double lr_scale;   /* of that tick */
+    uint64_t sequence; /* of the last request */
+    struct rdti_ps_stage stage;
+    struct rdt_error end; /* why it is over */
+};
+
+struct rdt_ps_server {
+    rdt_context *ctx;
+    struct rdt_ps_server_opts opts;
+    const struct rdti_ps_kernels *kernels;
+    struct rdti_ps_client *clients; /* opts.workers */
+    pthread_t thread;
+    bool has_thread;
+
+    pthread_mutex_t arrivals_lock;
+    struct rdti_ps_arrival *arrivals; /* a ring; each busy slot and each end once */
+    uint32_t arrivals_room;
+    uint32_t arrivals_first;
+    uint32_t arrivals_count;
+    rdt_transfer *arrival; /* that the thread waits for, or NULL */
+    bool is_arrival_done;
+    bool is_stopping;
+    bool is_task_over;
+
+    pthread_mutex_t lock;
+    pthread_cond_t calls_changed;
+    struct rdti_ps_arrival *calls; /* a ring, as large */
+    uint32_t calls_first;
+    uint32_t calls_count;
+    struct rdti_ps_table *tables[RDTI_PS_TABLES_MAX];
+    struct rdti_ps_clocks clocks;
+    struct rdti_ps_merge merge;
+    struct rdt_ps_server_counters counters;
+    struct rdt_error failure; /* RDT_OK while it works */
+    bool is_failure_taken;
+};
+
+/* arrivals.c */
+rdt_status rdti_ps_arrivals_start(rdt_ps_server *server, struct rdt_error *err);
+/* The next one; false: none within a tenth of a second, or the server stops. */
+bool rdti_ps_arrivals_next(rdt_ps_server *server, struct rdti_ps_arrival *out);
+/* The task polls this worker from now on. RDT_EINVAL: it does already. */
+rdt_status rdti_ps_arrivals_add(rdt_ps_server *server, uint32_t worker, rdt_endpoint *ep,
+                                struct rdt_error *err);
+/* The peer may use the slot again. */
+void rdti_ps_arrivals_release(rdt_ps_server *server, uint32_t worker, uint32_t slot);
+/* Nothing of this worker is taken any more, because of err. */
+void rdti_ps_arrivals_end(rdt_ps_server *server, uint32_t worker, const struct rdt_error *err);
+void rdti_ps_arrivals_stop(rdt_ps_server *server);
+
+/* answers.c; under server->lock */
+/* Bytes of the answer's payload, to be filled before rdti_ps_answer_send(). */
+uint8_t *rdti_ps_answer_payload(rdt_ps_server *server, uint32_t worker, uint32_t slot);
+void rdti_ps_answer_result(rdt_ps_server *server, uint32_t worker, uint32_t slot, rdt_status status,
+                           uint32_t payload_bytes);
+/* The same with RDT_OK. */
+void rdti_ps_answer_send(rdt_ps_server *server, uint32_t worker, uint32_t slot,
+                         uint32_t payload_bytes);
+void rdti_ps_answer_error(rdt_ps_server *server, uint32_t worker, uint32_t slot, rdt_status status,
+                          const char *text);
+/* Tell all workers that the server ends. */
+void rdti_ps_answer_failure(rdt_ps_server *server);
+
+/* steps.c; under server->lock */
+/* What ticks have made possible: applies rounds, and answers ticks that need wait no longer. */
+void rdti_ps_steps_advance(rdt_ps_server *server);
+/* A tick was counted; slot waits for its answer. */
+void rdti_ps_steps_tick(rdt_ps_server *server, uint32_t worker, uint32_t slot, double lr_scale);
+/* Ends everything: the reason goes to all. */
+void rdti_ps_server_fail(rdt_ps_server *server, const struct rdt_error *err);
+
+/* requests.c; under server->lock */
+void rdti_ps_request_handle(rdt_ps_server *server, uint32_t worker, uint32_t slot);
+void rdti_ps_request_end(rdt_ps_server *server, uint32_t worker);
+
+#endif

@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Steps: staged pushes are applied when the clocks permit, and ticks are answered. */
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "ps/server_impl.h"
+
+/* The pushes that are applied together: of all members, or of one worker. */
+struct steps_pushes {
+    rdt_ps_server *server;
+    uint32_t first; /* workers, in the order of their ranks */
+    uint32_t end;
+    uint32_t divisor;
+    double lr_scale;
+};
+
+/* Whether a worker's stage takes part: in a round, that of each worker that has ticked. */
+static bool
+steps_takes(const struct steps_pushes *pushes, uint32_t worker)
+{
+    return pushes->server->clients[worker].has_tick;
+}
+
+/* The entries of one table: their number, the ids in them, and one of them. */
+static uint32_t
+steps_count(const struct steps_pushes *pushes, uint32_t table, uint64_t *ids, uint32_t *worker_out,
+            const struct rdti_ps_staged **entry_out)
+{
+    uint32_t entries = 0;
+
+    *ids = 0;
+    for (uint32_t worker = pushes->first; worker < pushes->end; worker++) {
+        const struct rdti_ps_stage *stage = &pushes->server->clients[worker].stage;
+        for (uint32_t i = 0; steps_takes(pushes, worker) && i < stage->count; i++) {
+            if (stage->entries[i].table != table)
+                continue;
+            entries++;
+            *ids += stage->entries[i].count;
+            *worker_out = worker;
+            *entry_out = &stage->entries[i];
+        }
+    }
+    return entries;
+}
+
+/* One push with distinct ids is applied out of the stage. */
+static void
+steps_apply_single(const struct steps_pushes *pushes, struct rdti_ps_table *table, uint32_t worker,
+                   const struct rdti_ps_staged *entry)
+{
+    rdt_ps_server *server = pushes->server;
+    const struct rdti_ps_stage *stage = &server->clients[worker].stage;
+    float *rows = rdti_ps_stage_rows(stage, entry);
+
+    if (pushes->divisor > 1 && rdti_ps_rule_is_mean(&table->opts.rule))
+        server->kernels->divide(rows, (float)pushes->divisor, entry->count * table->opts.dim);
+    rdti_ps_table_apply(table, server->kernels, pushes->lr_scale, rdti_ps_stage_ids(stage, entry),
+                        rows, entry->count);
+    server->counters.applied_rows += entry->count;
+}
+
+static void
+steps_merge(const struct steps_pushes *pushes, uint32_t number)
+{
+    rdt_ps_server *server = pushes->server;
+    const struct rdt_ps_table_opts *opts = &server->tables[number]->opts;
+    const bool is_last = rdti_ps_rule_is_last(&opts->rule) != 0;
+
+    for (uint32_t worker = pushes->first; worker < pushes->end; worker++) {
+        const struct rdti_ps_stage *stage = &server->clients[worker].stage;
+        for (uint32_t i = 0; steps_takes(pushes, worker) && i < stage->count; i++) {
+            const struct rdti_ps_staged *entry = &stage->entries[i];
+            const uint64_t *ids = rdti_ps_stage_ids(stage, entry);
+            const float *rows = rdti_ps_stage_rows(stage, entry);
+            for (uint64_t k = 0; entry->table == number && k < entry->count; k++)
+                rdti_ps_merge_row(&server->merge, server->kernels, ids[k], rows + k * opts->dim,
+                                  is_last);
+        }
+    }
+}
+
+static rdt_status
+steps_apply_table(const struct steps_pushes *pushes, uint32_t number, struct rdt_error *err)
+{
+    rdt_ps_server *server = pushes->server;
+    struct rdti_ps_table *table = server->tables[number];
+    struct rdti_ps_merge *merge = &server->merge;
+    const struct rdti_ps_staged *entry = NULL;
+    uint32_t worker = 0;
+    uint64_t ids;
+    const uint32_t entries = steps_count(pushes, number, &ids, &worker, &entry);
+    rdt_status status;
+
+    if (entries == 1 && entry->is_unique) {
+        steps_apply_single(pushes, table, worker, entry);
+        return RDT_OK;
+    }
+    status = rdti_ps_merge_begin(merge, table->opts.dim, ids, err);
+    if (status == RDT_OK)
+        status = rdti_ps_merge_reserve_rows(merge, ids, err);
+    if (status != RDT_OK)
+        return status;
+    steps_merge(pushes, number);
+    if (pushes->divisor > 1 && rdti_ps_rule_is_mean(&table->opts.rule))
+        server->kernels->divide(merge->rows, (float)pushes->divisor,
+                                merge->count * table->opts.dim);
+    rdti_ps_table_apply(table, server->kernels, pushes->lr_scale, merge->ids, merge->rows,
+                        merge->count);
+    server->counters.applied_rows += merge->count;
+    return RDT_OK;
+}
+
+static void
+steps_apply(const struct steps_pushes *pushes)
+{
+    rdt_ps_server *server = pushes->server;
+    const uint64_t start_ns = rdti_now_ns();
+    struct rdt_error err;
+    rdt_status status = RDT_OK;
+
+    rdti_error_init(&err, RDT_RANK_UNKNOWN);
+    for (uint32_t i = 0; i < server->counters.tables && status == RDT_OK; i++) {
+        if (server->tables[i]->is_pushed)
+            status = steps_apply_table(pushes, i, &err);
+        server->tables[i]->is_pushed = false;
+    }
+    for (uint32_t worker = pushes->first; worker < pushes->end; worker++) {
+        struct rdti_ps_client *client = &server->clients[worker];
+        if (!client->has_tick)
+            continue;
+        server->counters.staged_bytes -= client->stage.used_bytes;
+        rdti_ps_stage_clear(&client->stage);
+        rdti_ps_clocks_applied(&server->clocks, worker);
+    }
+    server->counters.apply_ns += rdti_now_ns() - start_ns;
+    if (status != RDT_OK)
+        rdti_ps_server_fail(server, &err);
+}
+
+/* RDT_PS_SYNC: whether all members have ticked; then their number, and that they agree. */
+static bool
+steps_is_round(rdt_ps_server *server, struct steps_pushes *pushes, struct rdt_error *err)
+{
+    const struct rdti_ps_client *one = NULL;
+
+    *pushes = (struct steps_pushes){.server = server, .end = server->opts.workers};
+    for (uint32_t worker = 0; worker < server->opts.workers; worker++) {
+        const struct rdti_ps_client *client = &server->clients[worker];
+        if (server->clocks.of[worker].state == RDTI_PS_OUT)
+            continue;
+        if (!client->has_tick)
+            return false;
+        if (one != NULL && memcmp(&client->lr_scale, &one->lr_scale, sizeof(double)) != 0)
+            (void)rdti_error_set(err, RDT_EMISMATCH, 0,
+                                 "worker %u scales the learning rate of this step by %g, and "
+                                 "another one by %g",
+                                 worker, client->lr_scale, one->lr_scale);
+        one = client;
+        pushes->divisor++;
+        pushes->lr_scale = client->lr_scale;
+    }
+    return one != NULL;
+}
+
+static void
+steps_answer(rdt_ps_server *server, bool is_round)
+{
+    for (uint32_t worker = 0; worker < server->opts.workers; worker++) {
+        struct rdti_ps_client *client = &server->clients[worker];
+        const uint64_t own = server->clocks.of[worker].ticks;
+        const uint64_t needed =
+            rdti_ps_clocks_needed(server->opts.mode, server->opts.staleness, own);
+        if (!client->has_tick ||
+            (server->opts.mode == RDT_PS_SYNC ? !is_round
+                                              : rdti_ps_clocks_least(&server->clocks) < needed))
+            continue;
+        client->has_tick = false;
+        rdti_ps_answer_send(server, worker, client->tick_slot, 0);
+    }
+}
+
+void
+rdti_ps_steps_advance(rdt_ps_server *server)
+{
+    struct steps_pushes pushes;
+    struct rdt_error err;
+    bool is_round = false;
+
+    rdti_error_init(&err, RDT_RANK_UNKNOWN);
+    if (server->failure.status != RDT_OK)
+        return;
+    if (server->opts.mode == RDT_PS_SYNC) {
+        is_round = steps_is_round(server, &pushes, &err);
+        if (is_round && err.status != RDT_OK) {
+            rdti_ps_server_fail(server, &err);
+            return;
+        }
+        if (is_round) {
+            steps_apply(&pushes);
+            server->counters.rounds++;
+        }
+    }
+    if (server->failure.status == RDT_OK)
+        steps_answer(server, is_round);
+}
+
+void
+rdti_ps_steps_tick(rdt_ps_server *server, uint32_t worker, uint32_t slot, double lr_scale)
+{
+    struct rdti_ps_client *client = &server->clients[worker];
+
+    client->has_tick = true;
+    client->tick_slot = slot;
+    client->lr_scale = lr_scale;
+    server->counters.ticks++;
+    if (server->opts.mode != RDT_PS_SYNC) {
+        const struct steps_pushes own = {.server = server,
+                                         .first = worker,
+                                         .end = worker + 1,
+                                         .divisor = 1,
+                                         .lr_scale = lr_scale};
+        steps_apply(&own);
+    }
+    rdti_ps_steps_advance(server);
+}
+
+void
+rdti_ps_server_fail(rdt_ps_server *server, const struct rdt_error *err)
+{
+    if (server->failure.status != RDT_OK)
+        return;
+    server->failure = *err;
+    rdti_ps_answer_failure(server);
+    (void)pthread_cond_broadcast(&server->calls_changed);
+}

@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A worker: its memory, its servers and its tables. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "ps/table.h"
+#include "ps/worker_impl.h"
+
+static rdt_status
+worker_check(const struct rdt_ps_worker_opts *opts, struct rdt_error *err)
+{
+    if (opts == NULL || opts->struct_size != sizeof(*opts))
+        return rdti_error_set(err, RDT_EINVAL, 0, "worker: not a struct of this version");
+    if (opts->servers == 0 || opts->servers > RDTI_PS_SERVERS_MAX)
+        return rdti_error_set(err, RDT_EINVAL, 0, "%u servers: 1 to %d are possible", opts->servers,
+                              RDTI_PS_SERVERS_MAX);
+    if (opts->mode < RDT_PS_SYNC || opts->mode > RDT_PS_SSP)
+        return rdti_error_set(err, RDT_EINVAL, 0, "mode %u is not RDT_PS_SYNC, ASYNC or SSP",
+                              opts->mode);
+    return rdti_ps_check_slots(opts->slots, opts->slot_bytes, err);
+}
+
+static rdt_status
+worker_allocate(rdt_ps_worker *worker, struct rdt_error *err)
+{
+    const struct rdt_ps_worker_opts *opts = &worker->opts;
+    rdt_status status = RDT_OK;
+
+    worker->conns = calloc(opts->servers, sizeof(*worker->conns));
+    worker->starts = calloc(opts->servers + 1, sizeof(*worker->starts));
+    worker->cursors = calloc(opts->servers, sizeof(*worker->cursors));
+    if (worker->conns == NULL || worker->starts == NULL || worker->cursors == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "worker: no memory for %u servers",
+                              opts->servers);
+    for (uint32_t server = 0; server < opts->servers && status == RDT_OK; server++)
+        status = rdt_region_alloc(worker->ctx, rdti_ps_outbox_bytes(opts->slots, opts->slot_bytes),
+                                  RDT_REGION_ZERO, &worker->conns[server].outbox, err);
+    return status;
+}
+
+rdt_status
+rdt_ps_worker_create(rdt_context *ctx, const struct rdt_ps_worker_opts *opts, rdt_ps_worker **out,
+                     struct rdt_error *err)
+{
+    rdt_ps_worker *worker;
+    rdt_status status = worker_check(opts, err);
+
+    if (status != RDT_OK)
+        return status;
+    worker = calloc(1, sizeof(*worker));
+    if (worker == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "a worker of %zu B", sizeof(*worker));
+    worker->ctx = ctx;
+    worker->opts = *opts;
+    worker->kernels = rdti_ps_kernels_best();
+    status = worker_allocate(worker, err);
+    if (status != RDT_OK) {
+        rdt_ps_worker_destroy(worker);
+        return status;
+    }
+    *out = worker;
+    return RDT_OK;
+}
+
+static void
+worker_free_view(struct rdti_ps_view *view)
+{
+    if (view == NULL)
+        return;
+    free(view->ids);
+    free(view->rows);
+    free(view);
+}
+
+void
+rdt_ps_worker_destroy(rdt_ps_worker *worker)
+{
+    if (worker == NULL)
+        return;
+    for (uint32_t i = 0; i < worker->view_count; i++)
+        worker_free_view(worker->views[i]);
+    for (uint32_t server = 0; worker->conns != NULL && server < worker->opts.servers; server++) {
+        rdt_region_free(worker->conns[server].outbox, NULL, NULL);
+        rdt_region_free(worker->conns[server].staging, NULL, NULL);
+    }
+    rdti_ps_merge_free(&worker->merge);
+    free(worker->order);
+    free(worker->starts);
+    free(worker->cursors);
+    free(worker->conns);
+    free(worker);
+}
+
+static rdt_status
+worker_check_server(const rdt_ps_worker *worker, uint32_t server, struct rdt_error *err)
+{
+    if (server < worker->opts.servers)
+        return RDT_OK;
+    return rdti_error_set(err, RDT_EINVAL, 0, "server %u is not one of %u", server,
+                          worker->opts.servers);
+}
+
+rdt_status
+rdt_ps_worker_outbox(rdt_ps_worker *worker, uint32_t server, struct rdt_remote_region *out,
+                     struct rdt_error *err)
+{
+    const rdt_status status = worker_check_server(worker, server, err);
+
+    return status == RDT_OK ? rdt_region_export(worker->conns[server].outbox, out, err) : status;
+}
+
+rdt_status
+rdt_ps_worker_attach(rdt_ps_worker *worker, uint32_t server, rdt_endpoint *ep,
+                     const struct rdt_remote_region *inbox, struct rdt_error *err)
+{
+    const uint64_t bytes = rdti_ps_inbox_bytes(worker->opts.slots, worker->opts.slot_bytes);
+    rdt_status status = worker_check_server(worker, server, err);
+
+    if (status != RDT_OK)
+        return status;
+    struct rdti_ps_conn *conn = &worker->conns[server];
+    if (conn->ep != NULL || inbox->len_bytes != bytes)
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "server %u is attached already, or its inbox of %llu B has not "
+                              "%llu B",
+                              server, (unsigned long long)inbox->len_bytes,
+                              (unsigned long long)bytes);
+    status = rdt_endpoint_wait_ready(ep, RDT_TIMEOUT_DEFAULT, err);
+    if (status != RDT_OK)
+        return status;
+    if (worker->opts.maps && rdt_endpoint_transport(ep) == RDT_TRANSPORT_SHM)
+        status = rdt_endpoint_map(ep, inbox, (void **)(void *)&conn->mapped, err);
+    else
+        status = rdt_region_alloc(worker->ctx, bytes, RDT_REGION_ZERO, &conn->staging, err);
+    if (status != RDT_OK)
+        return status;
+    conn->inbox = *inbox;
+    conn->ep = ep;
+    return RDT_OK;
+}
+
+static rdt_status
+worker_map_rows(rdt_ps_worker *worker, struct rdti_ps_view *view,
+                const struct rdt_remote_region *rows, struct rdt_error *err)
+{
+    view->is_mapped = true;
+    for (uint32_t server = 0; server < worker->opts.servers; server++) {
+        const uint64_t want =
+            rdti_ps_map_rows(&view->map, server) * rdti_ps_row_stride(view->opts.dim);
+        void *addr = NULL;
+        if (rows[server].len_bytes != want)
+            return rdti_error_set(err, RDT_EINVAL, 0, "server %u has %llu B of rows, not %llu B",
+                                  server, (unsigned long long)rows[server].len_bytes,
+                                  (unsigned long long)want);
+        if (worker->conns[server].mapped == NULL) {
+            view->is_mapped = false;
+            continue;
+        }
+        const rdt_status status =
+            rdt_endpoint_map(worker->conns[server].ep, &rows[server], &addr, err);
+        if (status != RDT_OK)
+            return status;
+        view->rows[server] = addr;
+    }
+    return RDT_OK;
+}
+
+rdt_status
+rdt_ps_worker_add_table(rdt_ps_worker *worker, const struct rdt_ps_table_opts *opts,
+                        const uint32_t *ids, const struct rdt_remote_region *rows,
+                        uint32_t *table_out, struct rdt_error *err)
+{
+    const uint32_t servers = worker->opts.servers;
+    struct rdti_ps_view *view;
+    rdt_status status = rdti_ps_table_check(opts, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (opts->dim * sizeof(float) + sizeof(uint64_t) > worker->opts.slot_bytes)
+        return rdti_error_set(err, RDT_EINVAL, 0, "a row of dim %u does not fit a slot of %u B",
+                              opts->dim, worker->opts.slot_bytes);
+    view = calloc(1, sizeof(*view));
+    if (view == NULL || worker->view_count == RDTI_PS_WORKER_TABLES_MAX) {
+        free(view);
+        return rdti_error_set(err, RDT_ENOMEM, 0, "no room for table %u", worker->view_count);
+    }
+    view->opts = *opts;
+    view->ids = calloc(servers, sizeof(*view->ids));
+    view->rows = calloc(servers, sizeof(*view->rows));
+    if (view->ids == NULL || view->rows == NULL)
+        status = rdti_error_set(err, RDT_ENOMEM, 0, "a table over %u servers", servers);
+    if (status == RDT_OK)
+        status = rdti_ps_map_init(&view->map, servers, opts->rows, err);
+    if (status == RDT_OK)
+        status = worker_map_rows(worker, view, rows, err);
+    if (status != RDT_OK) {
+        worker_free_view(view);
+        return status;
+    }
+    memcpy(view->ids, ids, servers * sizeof(*ids));
+    *table_out = worker->view_count;
+    worker->views[worker->view_count++] = view;
+    return RDT_OK;
+}
+
+uint64_t
+rdt_ps_worker_clock(const rdt_ps_worker *worker)
+{
+    return worker->clock;
+}
+
+uint32_t
+rdt_ps_worker_is_mapped(const rdt_ps_worker *worker, uint32_t server)
+{
+    return server < worker->opts.servers && worker->conns[server].mapped != NULL;
+}

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The body of a worker, for the files that are the worker. One thread at a time. */
+#ifndef RDTI_PS_WORKER_IMPL_H
+#define RDTI_PS_WORKER_IMPL_H
+
+#include <stdbool.h>
+
+#include "ps/map.h"
+#include "ps/merge.h"
+#include "ps/wire.h"
+
+enum { RDTI_PS_WORKER_TABLES_MAX = 4096 };
+
+/* What an answer is for. */
+enum {
+    RDTI_PS_FREE = 0, /* the slot holds no request */
+    RDTI_PS_FOR_PUSH,
+    RDTI_PS_FOR_PULL,
+    RDTI_PS_FOR_TICK,
+    RDTI_PS_FOR_CALL,
+    RDTI_PS_FOR_LEAVE,
+};
+
+struct rdti_ps_worker_slot {
+    uint32_t purpose;
+    bool is_given_up; /* its answer is dropped */
+    uint64_t sequence;
+    uint64_t first; /* RDTI_PS_FOR_PULL: of its ids in the operation's order */
+    uint64_t count;
+};
+
+/* The connection to one server. */
+struct rdti_ps_conn {
+    rdt_endpoint *ep; /* NULL until it is attached */
+    struct rdt_remote_region inbox;
+    uint8_t *mapped;     /* the inbox in this process, or NULL */
+    rdt_region *staging; /* the requests, where the inbox is not mapped */
+    rdt_region *outbox;
+    struct rdti_ps_worker_slot slots[RDTI_PS_SLOTS_MAX];
+    uint64_t sequence;
+    uint32_t in_flight;    /* slots that are not free */
+    uint32_t of_operation; /* of them, those whose answer the operation needs */
+};
+
+struct rdti_ps_view {
+    struct rdt_ps_table_opts opts;
+    struct rdti_ps_map map;
+    uint32_t *ids;        /* its number on each server */
+    const uint8_t **rows; /* on each server: mapped, or NULL */
+    bool is_mapped;       /* on all servers */
+    bool is_pushed;       /* since the last tick */
+};
+
+/* The operation in flight. */
+struct rdti_ps_operation {
+    uint32_t purpose; /* RDTI_PS_FOR_*, or RDTI_PS_FREE */
+    struct rdti_ps_view *view;
+    const int64_t *ids; /* RDTI_PS_FOR_PULL: the caller's */
+    float *out;
+    const float *rows; /* RDTI_PS_FOR_PUSH: of ids[i] at rows + i * dim, or of the merge */
+    double lr_scale;
+    uint32_t server; /* RDTI_PS_FOR_CALL */
+    const uint8_t *bytes;
+    uint64_t len_bytes;
+    uint8_t *answer;
+    uint64_t cap;
+    uint64_t *len_out;
+    bool is_posted; /* tick, call, leave: up to server `next` */
+    uint32_t next;
+    struct rdt_error error; /* of the first answer that was one */
+};
+
+struct rdt_ps_worker {
+    rdt_context *ctx;
+    struct rdt_ps_worker_opts opts;
+    const struct rdti_ps_kernels *kernels;
+    struct rdti_ps_conn *conns;
+    struct rdti_ps_view *views[RDTI_PS_WORKER_TABLES_MAX];
+    uint32_t view_count;
+    uint64_t clock;
+    struct rdti_ps_merge merge;
+    struct rdti_ps_operation op;
+    /* Indices of the operation's ids, sorted by server; those of server s begin at starts[s]. */
+    uint64_t *order;
+    uint64_t order_room;
+    uint64_t *starts;            /* servers + 1 */
+    uint64_t *cursors;           /* servers */
+    struct rdt_error push_error; /* the first since the last tick */
+    struct rdt_error failure;
+    struct rdt_error scrap;
+};
+
+/* conn.c */
+/* A free slot, or RDT_EAGAIN. */
+rdt_status rdti_ps_conn_find_slot(struct rdt_ps_worker *worker, uint32_t server, uint32_t *out);
+/* Where the slot's payload is written before rdti_ps_conn_post(). */
+uint8_t *rdti_ps_conn_payload(struct rdt_ps_worker *worker, uint32_t server, uint32_t slot);
+/* Sends the request in this slot; the sequence is filled in. */
+rdt_status rdti_ps_conn_post(struct rdt_ps_worker *worker, uint32_t server, uint32_t slot,
+                             struct rdti_ps_request *request, uint32_t purpose,
+                             struct rdt_error *err);
+/* Takes what a server has sent; waits for at least one if wait_ns is not 0. RDT_ETIMEDOUT. */
+rdt_status rdti_ps_conn_receive(struct rdt_ps_worker *worker, uint32_t server, uint64_t wait_ns,
+                                struct rdt_error *err);
+
+/* operation.c */
+/* An answer to the operation in flight; its payload is read in place. */
+void rdti_ps_operation_answered(struct rdt_ps_worker *worker, uint32_t server,
+                                const struct rdti_ps_worker_slot *slot, rdt_status status,
+                                const uint8_t *payload, uint32_t payload_bytes);
+
+#endif

@@ -1,0 +1,65 @@
+"""A parameter server: rows that servers hold and update, and that workers pull and push.
+
+    import rdmatensor.ps as ps
+
+    def main(w):
+        users = w.table("user", dim=16, rows=944, rule=ps.Adagrad(lr=0.1))
+        embedding = ps.Embedding(users)
+        for ids, target in batches:
+            ((embedding(ids).sum(1) - target) ** 2).mean().backward()
+            w.clock()
+
+    ps.run(main, servers=1, mode=ps.SSP(2))
+
+docs/ps.md has the rules.
+"""
+
+from __future__ import annotations
+
+from rdmatensor.ps.cluster import Cluster, join, run
+from rdmatensor.ps.modes import SSP, Mode
+from rdmatensor.ps.modules import Embedding, EmbeddingBag
+from rdmatensor.ps.rules import (
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Add,
+    Assign,
+    Init,
+    RowAdagrad,
+    Rule,
+    constant,
+    normal,
+    uniform,
+    zeros,
+)
+from rdmatensor.ps.server import Server
+from rdmatensor.ps.table import Table
+from rdmatensor.ps.worker import Worker
+
+__all__ = [
+    "SGD",
+    "SSP",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Add",
+    "Assign",
+    "Cluster",
+    "Embedding",
+    "EmbeddingBag",
+    "Init",
+    "Mode",
+    "RowAdagrad",
+    "Rule",
+    "Server",
+    "Table",
+    "Worker",
+    "constant",
+    "join",
+    "normal",
+    "run",
+    "uniform",
+    "zeros",
+]

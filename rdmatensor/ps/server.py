@@ -1,0 +1,169 @@
+"""A server: the C library holds and updates its rows, this module makes its tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from rdmatensor import errors
+from rdmatensor._native.closable import Closable
+from rdmatensor._native.ffi import (
+    OK,
+    SLICE_NS,
+    TIMED_OUT,
+    CData,
+    Handle,
+    check,
+    fail,
+    ffi,
+    lib,
+    new_error,
+)
+from rdmatensor.context import Context
+from rdmatensor.endpoint import Endpoint
+from rdmatensor.memory import RemoteRegion
+from rdmatensor.ps.modes import codes_of, name_of
+from rdmatensor.ps.spec import Shape, TableSpec
+
+
+class Server(Closable):
+    """One server of a cluster; made by join(). Call serve().
+
+    Threads: a thread of the C library carries out pushes, pulls and clocks; serve() only makes
+        tables.
+    """
+
+    def __init__(self, context: Context, shape: Shape, index: int) -> None:
+        self.shape, self.index = shape, index
+        self._core = context._core
+        opts = ffi.new("struct rdt_ps_server_opts *")
+        opts.struct_size = ffi.sizeof("struct rdt_ps_server_opts")
+        opts.mode, opts.staleness = codes_of(shape.mode)
+        opts.index, opts.servers, opts.workers = index, shape.servers, shape.workers
+        opts.slots, opts.slot_bytes = shape.slots, shape.slot_bytes
+        opts.goes_on = int(shape.goes_on)
+        out, err = ffi.new("rdt_ps_server **"), new_error()
+        check(lib.rdt_ps_server_create(self._core.get("join"), opts, out, err), "join", err)
+        self._handle: Handle = self._core.adopt(Handle("server", out[0], lib.rdt_ps_server_destroy))
+        self._tables: dict[str, tuple[TableSpec, dict[str, object]]] = {}
+        self._endpoints: list[Endpoint] = []
+        self._buffer = ffi.new("uint8_t[]", shape.slot_bytes)
+        self._calls: dict[str, Callable[[dict[str, object]], dict[str, object]]] = {
+            "table": self._make_table,
+            "describe": lambda _: self.describe(),
+        }
+
+    def inboxes(self) -> list[RemoteRegion]:
+        """Return where each worker writes its requests."""
+        found = []
+        for worker in range(self.shape.workers):
+            struct, err = ffi.new("struct rdt_remote_region *"), new_error()
+            status = lib.rdt_ps_server_inbox(self._handle.get("join"), worker, struct, err)
+            check(status, "join", err)
+            found.append(RemoteRegion._of_struct(struct))
+        return found
+
+    def attach(self, worker: int, endpoint: Endpoint, outbox: RemoteRegion) -> None:
+        """Connect a worker; outbox is where its answers go."""
+        err = new_error()
+        status = lib.rdt_ps_server_attach(
+            self._handle.get("join"), worker, endpoint._ptr("join"), outbox._c_struct, err
+        )
+        check(status, "join", err)
+        self._endpoints.append(endpoint)
+
+    def serve(self) -> None:
+        """Serve until all workers have left or died.
+
+        Raises:
+            PeerError: A worker died, and the cluster does not go on without it.
+        """
+        call, err = ffi.new("struct rdt_ps_call *"), new_error()
+        while True:
+            status = lib.rdt_ps_server_take(
+                self._handle.get("serve"), SLICE_NS, self._buffer, len(self._buffer), call, err
+            )
+            if status == OK:
+                self._answer(call)
+            elif status == lib.RDT_ECLOSED:
+                return
+            elif status != TIMED_OUT:
+                fail(status, "serve", err)
+
+    def _answer(self, call: CData) -> None:
+        request = bytes(ffi.buffer(self._buffer, call.len_bytes))
+        status, answer = OK, b""
+        try:
+            answer = json.dumps(self._carry_out(json.loads(request))).encode()
+        except errors.RdmaTensorError as error:
+            status, answer = getattr(lib, error.code), error.detail.encode()
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            status, answer = lib.RDT_EPROTO, f"{type(error).__name__}: {error}".encode()
+        err = new_error()
+        check(
+            lib.rdt_ps_server_answer(
+                self._handle.get("serve"), call, status, answer, len(answer), err
+            ),
+            "serve",
+            err,
+        )
+
+    def _carry_out(self, request: object) -> dict[str, object]:
+        if not isinstance(request, dict) or request.get("call") not in self._calls:
+            raise ValueError(f"unknown call {str(request)[:100]!r}")
+        return self._calls[str(request["call"])](request)
+
+    def _make_table(self, request: dict[str, object]) -> dict[str, object]:
+        """Make a table, or return the one of that name if it is the same."""
+        data = request["table"]
+        if not isinstance(data, dict):
+            raise TypeError("a table's description is an object")
+        spec = TableSpec.from_json(data)
+        known = self._tables.get(spec.name)
+        if known is not None:
+            if known[0] != spec:
+                raise errors.Mismatch(
+                    "RDT_EMISMATCH",
+                    "table",
+                    f"table {spec.name!r} was made as {known[0]}, and is wanted as {spec}",
+                )
+            return known[1]
+        number, region, err = (
+            ffi.new("uint32_t *"),
+            ffi.new("struct rdt_remote_region *"),
+            new_error(),
+        )
+        status = lib.rdt_ps_server_add_table(
+            self._handle.get("table"), spec.struct(), number, region, err
+        )
+        check(status, "table", err)
+        answer: dict[str, object] = {
+            "id": int(number[0]),
+            "rows": RemoteRegion._of_struct(region).encode().hex(),
+        }
+        self._tables[spec.name] = (spec, answer)
+        return answer
+
+    def describe(self) -> dict[str, object]:
+        """Return the counters, and the tables by name.
+
+        "staleness"[i] counts ticks of a worker between which i ticks of others were applied; the
+        last entry counts all larger ones.
+        """
+        struct = ffi.new("struct rdt_ps_server_counters *")
+        struct.struct_size = ffi.sizeof("struct rdt_ps_server_counters")
+        lib.rdt_ps_server_counters(self._handle.get("describe"), struct)
+        names = [name for name, _ in ffi.typeof(struct[0]).fields]
+        state = {
+            name: getattr(struct, name) for name in names if name not in ("struct_size", "tables")
+        }
+        state["staleness"] = list(struct.staleness)
+        state["apply_s"] = state.pop("apply_ns") / 1e9
+        tables = {
+            name: {"dim": spec.dim, "rows": spec.rows, "rule": spec.rule._spec()}
+            for name, (spec, _) in self._tables.items()
+        }
+        return {**state, "mode": name_of(self.shape.mode), "server": self.index, "tables": tables}
+
+    def __repr__(self) -> str:
+        return f"<Server {self.index} of {self.shape.servers}>"

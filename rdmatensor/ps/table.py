@@ -1,0 +1,148 @@
+"""A table as a worker sees it: rows by ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from rdmatensor._native.arguments import invalid
+from rdmatensor._native.ffi import CData, ffi, lib
+from rdmatensor.ps.spec import TableSpec
+
+Ids = torch.Tensor | Sequence[int]
+Run = Callable[[str, Callable[[CData, int, CData], int]], None]
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+
+
+class Table:
+    """Rows that servers hold; made by Worker.table().
+
+    Attributes:
+        name: Of the table.
+        dim: Floats of a row.
+        rows: Number of rows; ids are 0 to rows - 1.
+
+    Threads: any thread; operations of one worker run one after the other.
+    """
+
+    def __init__(self, spec: TableSpec, number: int, run: Run) -> None:
+        self.spec, self._number, self._run = spec, number, run
+        self.name, self.dim, self.rows = spec.name, spec.dim, spec.rows
+        self._prefetcher: ThreadPoolExecutor | None = None
+
+    def pull(self, ids: Ids, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the rows of ids.
+
+        Rows of servers on this host are read in place while servers may write them: in "async" and
+        SSP a row may hold parts of two versions.
+
+        Args:
+            ids: Integers of any shape, which may repeat; empty is legal.
+            out: A contiguous float32 tensor of shape (*ids.shape, dim), or None.
+
+        Returns:
+            Rows of shape (*ids.shape, dim).
+
+        Raises:
+            InvalidArgument: Ids out of range or of a wrong dtype, or a wrong out.
+            PeerError: A server died.
+        """
+        wanted = self._ids(ids, "pull")
+        shape = (*wanted.shape, self.dim)
+        if out is None:
+            out = torch.empty(shape)
+        elif out.shape != shape or out.dtype != torch.float32 or not out.is_contiguous():
+            raise invalid(
+                "pull",
+                f"out is {out.dtype} of shape {tuple(out.shape)}, not contiguous float32 of shape "
+                f"{shape}",
+            )
+        goal = out
+
+        def begin(ptr: CData, timeout_ns: int, err: CData) -> int:
+            status: int = lib.rdt_ps_worker_pull(
+                ptr, self._number, _pointer("int64_t *", wanted), wanted.numel(),
+                _pointer("float *", goal), timeout_ns, err,
+            )  # fmt: skip
+            return status
+
+        self._run("pull", begin)
+        return out
+
+    def push(self, ids: Ids, rows: torch.Tensor) -> None:
+        """Send rows, such as gradients, which the rule applies after the next clock().
+
+        Rows of an id that repeats are summed first; under Assign() the last one counts. When it
+        returns, `rows` may be changed.
+
+        Args:
+            ids: Integers of any shape; empty is legal.
+            rows: float32 of shape (*ids.shape, dim).
+
+        Raises:
+            InvalidArgument: Ids out of range or of a wrong dtype, or rows of another shape or
+                dtype; nothing was sent.
+            PeerError: A server died.
+        """
+        wanted = self._ids(ids, "push")
+        shape = (*wanted.shape, self.dim)
+        if not isinstance(rows, torch.Tensor) or rows.dtype != torch.float32 or rows.shape != shape:
+            raise invalid(
+                "push",
+                f"rows are {getattr(rows, 'dtype', type(rows).__name__)} of shape "
+                f"{tuple(getattr(rows, 'shape', ()))}, not float32 of {shape}",
+            )
+        if rows.device.type != "cpu":
+            raise invalid("push", f"rows are on {rows.device.type!r}: copy them to the CPU")
+        source = rows.detach().contiguous()
+
+        def begin(ptr: CData, timeout_ns: int, err: CData) -> int:
+            status: int = lib.rdt_ps_worker_push(
+                ptr, self._number, _pointer("int64_t *", wanted), _pointer("float *", source),
+                wanted.numel(), timeout_ns, err,
+            )  # fmt: skip
+            return status
+
+        self._run("push", begin)
+
+    def prefetch(self, ids: Ids) -> Future[torch.Tensor]:
+        """Start to pull rows; result() of the returned future waits for them.
+
+        Args:
+            ids: As for pull(); they must not change until the result is there.
+
+        Returns:
+            The future. Its rows are those of some time before result(): pushes of this worker that
+            a later clock() applies are not in them.
+
+        Raises:
+            InvalidArgument: As pull().
+        """
+        wanted = self._ids(ids, "prefetch")
+        if self._prefetcher is None:
+            self._prefetcher = ThreadPoolExecutor(1, f"rdmatensor prefetch {self.name}")
+        return self._prefetcher.submit(self.pull, wanted)
+
+    def _ids(self, ids: Ids, call: str) -> torch.Tensor:
+        try:
+            found = ids if isinstance(ids, torch.Tensor) else torch.as_tensor(ids)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise invalid(call, f"ids are no integers: {error}") from None
+        if found.numel() == 0 and not isinstance(ids, torch.Tensor):
+            found = found.to(torch.int64)  # an empty list is of floats
+        if found.dtype not in _INTEGERS:
+            raise invalid(call, f"ids are {found.dtype}, not integers")
+        if found.device.type != "cpu":
+            raise invalid(call, f"ids are on {found.device.type!r}: copy them to the CPU")
+        return found.detach().to(torch.int64).contiguous()
+
+    def __repr__(self) -> str:
+        return f"<Table {self.name!r} of {self.rows} rows of {self.dim}>"
+
+
+def _pointer(kind: str, tensor: torch.Tensor) -> CData:
+    """Return the address of a tensor's elements; the caller keeps the tensor."""
+    return ffi.cast(kind, tensor.data_ptr())

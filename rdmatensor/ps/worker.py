@@ -1,0 +1,252 @@
+"""A worker: tables, clocks, and the operations of the C library that go on over several calls."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from rdmatensor._native.arguments import invalid, timeout_s_of
+from rdmatensor._native.closable import Closable
+from rdmatensor._native.ffi import (
+    OK,
+    SLICE_NS,
+    TIMED_OUT,
+    CData,
+    Handle,
+    check,
+    error_of,
+    fail,
+    ffi,
+    lib,
+    new_error,
+)
+from rdmatensor.context import Context
+from rdmatensor.endpoint import Endpoint
+from rdmatensor.errors import Mismatch
+from rdmatensor.memory import RemoteRegion
+from rdmatensor.ps.modes import codes_of
+from rdmatensor.ps.rules import Init, Rule, zeros
+from rdmatensor.ps.spec import Shape, TableSpec, table_spec
+from rdmatensor.ps.table import Table
+
+Call = Callable[[CData, int, CData], int]
+
+
+class Worker(Closable):
+    """One worker of a cluster; made by join() or run().
+
+    Attributes:
+        rank: Of this worker among the workers.
+        workers: Number of workers.
+        servers: Number of servers.
+
+    Threads: any thread; operations run one after the other.
+    """
+
+    def __init__(self, context: Context, shape: Shape, rank: int) -> None:
+        self.shape, self.rank = shape, rank
+        self.workers, self.servers = shape.workers, shape.servers
+        self._core = context._core
+        self._lock = threading.RLock()
+        opts = ffi.new("struct rdt_ps_worker_opts *")
+        opts.struct_size = ffi.sizeof("struct rdt_ps_worker_opts")
+        opts.mode, opts.staleness = codes_of(shape.mode)
+        opts.index, opts.servers = rank, shape.servers
+        opts.slots, opts.slot_bytes = shape.slots, shape.slot_bytes
+        # Bytes that are read in mapped memory are compared with no checksum.
+        opts.maps = int(context.settings.verify == "off")
+        out, err = ffi.new("rdt_ps_worker **"), new_error()
+        check(lib.rdt_ps_worker_create(self._core.get("join"), opts, out, err), "join", err)
+        self._handle: Handle = self._core.adopt(Handle("worker", out[0], lib.rdt_ps_worker_destroy))
+        self._tables: dict[str, Table] = {}
+        self._has_left = False
+
+    # ---- set-up --------------------------------------------------------------------------------
+
+    def outboxes(self) -> list[RemoteRegion]:
+        """Return where each server writes its answers."""
+        found = []
+        for server in range(self.servers):
+            struct, err = ffi.new("struct rdt_remote_region *"), new_error()
+            status = lib.rdt_ps_worker_outbox(self._handle.get("join"), server, struct, err)
+            check(status, "join", err)
+            found.append(RemoteRegion._of_struct(struct))
+        return found
+
+    def attach(self, server: int, endpoint: Endpoint, inbox: RemoteRegion) -> None:
+        """Connect to a server; inbox is where requests go."""
+        endpoint.wait_ready()
+        err = new_error()
+        status = lib.rdt_ps_worker_attach(
+            self._handle.get("join"), server, endpoint._ptr("join"), inbox._c_struct, err
+        )
+        check(status, "join", err)
+
+    # ---- operations ----------------------------------------------------------------------------
+
+    def _run(self, name: str, begin: Call, timeout_s: float | None = None) -> None:
+        """Run an operation to its end, in slices, so that Ctrl-C and close() are noticed.
+
+        begin(worker, timeout in ns, error) is its first C call; what it points into must live on.
+        """
+        limit_s = timeout_s_of(timeout_s, self._core.timeout_s, name)
+        err = new_error()
+        with self._lock:
+            status = begin(self._handle.get(name), SLICE_NS, err)
+            if status == TIMED_OUT:
+                status = self._resume(name, limit_s, err)
+        if status != OK:
+            fail(status, name, err)
+
+    def _resume(self, name: str, limit_s: float, err: CData) -> int:
+        deadline_s = time.monotonic() + limit_s
+        try:
+            while True:
+                ptr = self._handle.get(name)
+                self._core.get(name)  # raises Closed
+                status = int(lib.rdt_ps_worker_resume(ptr, SLICE_NS, err))
+                if status != TIMED_OUT:
+                    return status
+                if time.monotonic() >= deadline_s:
+                    raise error_of(TIMED_OUT, name, err)
+        except BaseException:
+            if self._handle.ptr is not None:
+                lib.rdt_ps_worker_abandon(self._handle.ptr)
+            raise
+
+    def _call(self, server: int, request: dict[str, object]) -> dict[str, object]:
+        """Ask the program that runs a server."""
+        data = json.dumps(request).encode()
+        answer = ffi.new("uint8_t[]", self.shape.slot_bytes)
+        length = ffi.new("uint64_t *")
+
+        def begin(ptr: CData, timeout_ns: int, err: CData) -> int:
+            status: int = lib.rdt_ps_worker_call(
+                ptr, server, data, len(data), answer, len(answer), length, timeout_ns, err
+            )
+            return status
+
+        self._run(str(request["call"]), begin)
+        result: dict[str, object] = json.loads(bytes(ffi.buffer(answer, length[0])))
+        return result
+
+    def clock(self, lr_scale: float = 1.0, *, timeout_s: float | None = None) -> int:
+        """End a step: apply the pushes since the last one, and wait as the mode says.
+
+        In "sync" it returns when all workers' pushes of the step are applied, averaged in the order
+        of ranks. In "async" and SSP its own are applied; SSP waits for workers that are too slow.
+
+        Args:
+            lr_scale: Multiplies the rules' learning rates for this step; equal on all workers in
+                "sync".
+            timeout_s: None takes the settings' timeout.
+
+        Returns:
+            The number of steps of this worker.
+
+        Raises:
+            TransferTimeout: Another worker did not end its step in time.
+            PeerError: A server, or a worker without which the job ends, died.
+            RdmaTensorError: A server refused a push of this step; the others were applied.
+        """
+
+        def begin(ptr: CData, timeout_ns: int, err: CData) -> int:
+            status: int = lib.rdt_ps_worker_tick(ptr, lr_scale, timeout_ns, err)
+            return status
+
+        if isinstance(lr_scale, bool) or not isinstance(lr_scale, (int, float)):
+            raise invalid("clock", f"lr_scale={lr_scale!r} is not a number")
+        self._run("clock", begin, timeout_s)
+        return int(lib.rdt_ps_worker_clock(self._handle.get("clock")))
+
+    def leave(self) -> None:
+        """End this worker's part: the others do not wait for it any more. Idempotent.
+
+        What was pushed since the last clock() is dropped.
+
+        Raises:
+            PeerError: A server died.
+        """
+        if self._has_left:
+            return
+        self._has_left = True
+        self._run("leave", lambda ptr, ns, err: int(lib.rdt_ps_worker_leave(ptr, ns, err)))
+
+    # ---- tables --------------------------------------------------------------------------------
+
+    def table(
+        self,
+        name: str,
+        dim: int,
+        *,
+        rows: int,
+        rule: Rule,
+        init: Init | None = None,
+        seed: int = 0,
+    ) -> Table:
+        """Return the table of that name, which the first worker that asks makes.
+
+        Ids are 0 to rows - 1, and elements are float32. All workers give the same description.
+
+        Args:
+            name: Of the table.
+            dim: Floats of a row.
+            rows: Number of rows, over all servers.
+            rule: What a push does.
+            init: First values of the rows; None: zeros.
+            seed: Of the first values.
+
+        Returns:
+            The table; the same object for the same name.
+
+        Raises:
+            InvalidArgument: An argument is wrong.
+            Mismatch: Another worker, or an earlier call, described the table differently.
+            OutOfMemory: A server has no room; the message has the line that lifts the limit.
+        """
+        spec = table_spec(name, dim, rows, rule, zeros() if init is None else init, seed)
+        with self._lock:
+            known = self._tables.get(name)
+            if known is None:
+                known = self._tables[name] = self._open(spec)
+            elif known.spec != spec:
+                raise Mismatch(
+                    "RDT_EMISMATCH",
+                    "table",
+                    f"table {name!r} was made as {known.spec}, and is wanted as {spec}",
+                )
+        return known
+
+    def _open(self, spec: TableSpec) -> Table:
+        answers = [
+            self._call(server, {"call": "table", "table": spec.to_json()})
+            for server in range(self.servers)
+        ]
+        ids = ffi.new("uint32_t[]", [answer["id"] for answer in answers])
+        regions = ffi.new("struct rdt_remote_region[]", self.servers)
+        for index, answer in enumerate(answers):
+            region = RemoteRegion.decode(bytes.fromhex(str(answer["rows"])))
+            regions[index] = region._c_struct[0]
+        number, err = ffi.new("uint32_t *"), new_error()
+        status = lib.rdt_ps_worker_add_table(
+            self._handle.get("table"), spec.struct(), ids, regions, number, err
+        )
+        check(status, "table", err)
+        return Table(spec, int(number[0]), self._run)
+
+    def describe(self) -> dict[str, object]:
+        """Return the clock, which servers' rows are mapped, the tables, and the servers' state."""
+        ptr = self._handle.get("describe")
+        mapped = partial(lib.rdt_ps_worker_is_mapped, ptr)
+        return {
+            "clock": int(lib.rdt_ps_worker_clock(ptr)),
+            "mapped": [bool(mapped(server)) for server in range(self.servers)],
+            "tables": sorted(self._tables),
+            "servers": [self._call(one, {"call": "describe"}) for one in range(self.servers)],
+        }
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.rank} of {self.workers}>"
