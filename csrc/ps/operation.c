@@ -282,7 +282,12 @@ operation_wait(struct rdt_ps_worker *worker, uint32_t server, uint64_t deadline_
     rdt_status status;
 
     if (wait_ns == 0)
-        return rdti_error_set(err, RDT_ETIMEDOUT, 0, "server %u has not answered yet", server);
+        return rdti_error_set(err, RDT_ETIMEDOUT, 0,
+                              worker->op.purpose == RDTI_PS_FOR_TICK
+                                  ? "server %u has not answered: another worker has not ended its "
+                                    "step"
+                                  : "server %u has not answered",
+                              server);
     if (wait_ns > SLICE_NS) /* to look at the other servers */
         wait_ns = SLICE_NS;
     status = rdti_ps_conn_receive(worker, server, wait_ns, err);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 
 from rdmatensor import errors
@@ -163,7 +164,8 @@ class Server(Closable):
             name: {"dim": spec.dim, "rows": spec.rows, "rule": spec.rule._spec()}
             for name, (spec, _) in self._tables.items()
         }
-        return {**state, "mode": name_of(self.shape.mode), "server": self.index, "tables": tables}
+        fixed = {"mode": name_of(self.shape.mode), "server": self.index, "pid": os.getpid()}
+        return {**state, **fixed, "tables": tables}
 
     def __repr__(self) -> str:
         return f"<Server {self.index} of {self.shape.servers}>"

@@ -18,14 +18,13 @@ from rdmatensor._native.ffi import (
     Handle,
     check,
     error_of,
-    fail,
     ffi,
     lib,
     new_error,
 )
 from rdmatensor.context import Context
 from rdmatensor.endpoint import Endpoint
-from rdmatensor.errors import Mismatch
+from rdmatensor.errors import Mismatch, PeerError, RdmaTensorError
 from rdmatensor.memory import RemoteRegion
 from rdmatensor.ps.modes import codes_of
 from rdmatensor.ps.rules import Init, Rule, zeros
@@ -99,7 +98,16 @@ class Worker(Closable):
             if status == TIMED_OUT:
                 status = self._resume(name, limit_s, err)
         if status != OK:
-            fail(status, name, err)
+            raise self._explained(error_of(status, name, err))
+
+    def _explained(self, error: RdmaTensorError) -> RdmaTensorError:
+        """Add to the error of a lost server what is lost with it."""
+        server = error.rank - self.workers
+        if isinstance(error, PeerError) and 0 <= server < self.servers:
+            names = ", ".join(sorted(self._tables)) or "none"
+            error.detail += f"; server {server} is lost, with its rows of tables {names}"
+            error.args = (error.code, error.call, error.detail)
+        return error
 
     def _resume(self, name: str, limit_s: float, err: CData) -> int:
         deadline_s = time.monotonic() + limit_s

@@ -1,0 +1,44 @@
+"""A parameter server of processes: run(), and deaths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jobs
+import pytest
+
+
+@pytest.mark.parametrize("mode", ["sync", "ssp"])
+def test_run_gives_each_rank_its_role(
+    mode: str, path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    jobs.results(jobs.run("roles_ps:train", 4, tmp_path, environment=path_forced, mode=mode))
+
+
+def test_the_others_go_on_when_a_worker_dies(path_forced: dict[str, str], tmp_path: Path) -> None:
+    ranks = jobs.run(
+        "roles_ps:victim", 3, tmp_path, environment=path_forced, on_worker_death="continue"
+    )
+    assert [rank.exit for rank in ranks] == [0, -9, 0], [rank.log for rank in ranks]
+    # Two steps of both, and eight of worker 0; the push without a clock is dropped.
+    assert ranks[0].result["value"] == 2 * 2 + 8
+    assert ranks[2].result["error"] is None
+
+
+def test_all_end_when_a_worker_dies(path_forced: dict[str, str], tmp_path: Path) -> None:
+    ranks = jobs.run(
+        "roles_ps:victim", 3, tmp_path, environment=path_forced, on_worker_death="stop"
+    )
+    assert [rank.exit for rank in ranks] == [0, -9, 0], [rank.log for rank in ranks]
+    for rank in (ranks[0], ranks[2]):
+        assert "worker 1 is gone: rank 1" in rank.result["error"]
+    assert ranks[0].result["late_s"] < 0.5 * jobs.SCALE
+
+
+def test_workers_fail_when_a_server_dies(path_forced: dict[str, str], tmp_path: Path) -> None:
+    ranks = jobs.run("roles_ps:server_dies", 4, tmp_path, environment=path_forced)
+    assert [rank.exit for rank in ranks] == [0, 0, 0, -9], [rank.log for rank in ranks]
+    for worker in ranks[:2]:
+        assert "rank 3" in worker.result["error"]
+        assert "server 1 is lost, with its rows of tables t, u" in worker.result["error"]
+        assert worker.result["late_s"] < 0.5 * jobs.SCALE
