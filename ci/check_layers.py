@@ -33,7 +33,7 @@ COLLECTIVES = frozenset(
         "collectives/team",
     }
 )
-PS = frozenset({"ps", "ps/rules"})
+PS = frozenset({"ps/rules", "ps/model", "ps/server", "ps/worker"})
 C10D = frozenset(
     {"c10d", "c10d/ddp", "c10d/memory", "c10d/record", "c10d/rendezvous", "c10d/works"}
 )
@@ -68,7 +68,9 @@ ALLOWED: dict[str, frozenset[str]] = {
     ),
     **{room: frozenset({*BASE, *COLLECTIVES}) for room in COLLECTIVES},
     "ps/rules": frozenset({"base"}),
-    "ps": frozenset({*BASE, "ps/rules"}),
+    "ps/model": frozenset({"base", "wire", "ps/rules"}),
+    "ps/server": frozenset({*BASE, "ps/rules", "ps/model"}),
+    "ps/worker": frozenset({*BASE, "ps/rules", "ps/model"}),
     **{room: frozenset({*WIRE, *COLLECTIVES, *C10D}) for room in C10D},
 }
 # The rooms above the public header call its functions, whichever room defines them.

@@ -126,6 +126,9 @@ RDT_API RDT_NODISCARD rdt_status rdt_ps_server_add_table(rdt_ps_server *server,
                                                          uint32_t *id_out,
                                                          struct rdt_remote_region *rows_out,
                                                          struct rdt_error *err);
+/* A new queue of chunks, which workers lease from server 0; *id_out is from 1 on. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_add_queue(rdt_ps_server *server, uint64_t chunks,
+                                                         uint32_t *id_out, struct rdt_error *err);
 
 /* A request for the program, see rdt_ps_worker_call(). */
 struct rdt_ps_call {
@@ -234,6 +237,16 @@ RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_call(rdt_ps_worker *worker, uint3
                                                     uint8_t *answer, uint64_t cap,
                                                     uint64_t *len_out, uint64_t timeout_ns,
                                                     struct rdt_error *err);
+#define RDT_PS_CHUNK_NONE UINT64_MAX
+/*
+ * The next chunk of a queue: `ids` has the queue's number on each server, and lives until the next
+ * tick. RDT_PS_CHUNK_NONE: all are done. Waits while the rest is leased to others. The next tick
+ * says that the chunk is done: its pushes are applied once, whatever dies. In RDT_PS_SYNC leases
+ * are given when all members wait for one, in the order of their numbers.
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_lease(rdt_ps_worker *worker, const uint32_t *ids,
+                                                     uint64_t *chunk_out, uint64_t timeout_ns,
+                                                     struct rdt_error *err);
 /* This worker ends: pushes without a tick are dropped, and the others do not wait for it. */
 RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_leave(rdt_ps_worker *worker, uint64_t timeout_ns,
                                                      struct rdt_error *err);

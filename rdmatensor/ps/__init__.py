@@ -19,6 +19,7 @@ from __future__ import annotations
 from rdmatensor.ps.cluster import Cluster, join, run
 from rdmatensor.ps.modes import SSP, Mode
 from rdmatensor.ps.modules import Embedding, EmbeddingBag
+from rdmatensor.ps.queue import WorkQueue
 from rdmatensor.ps.rules import (
     SGD,
     Adagrad,
@@ -55,6 +56,7 @@ __all__ = [
     "Rule",
     "Server",
     "Table",
+    "WorkQueue",
     "Worker",
     "constant",
     "join",

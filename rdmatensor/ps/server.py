@@ -47,10 +47,12 @@ class Server(Closable):
         check(lib.rdt_ps_server_create(self._core.get("join"), opts, out, err), "join", err)
         self._handle: Handle = self._core.adopt(Handle("server", out[0], lib.rdt_ps_server_destroy))
         self._tables: dict[str, tuple[TableSpec, dict[str, object]]] = {}
+        self._queues: dict[str, tuple[object, int]] = {}
         self._endpoints: list[Endpoint] = []
         self._buffer = ffi.new("uint8_t[]", shape.slot_bytes)
         self._calls: dict[str, Callable[[dict[str, object]], dict[str, object]]] = {
             "table": self._make_table,
+            "queue": self._make_queue,
             "describe": lambda _: self.describe(),
         }
 
@@ -98,7 +100,7 @@ class Server(Closable):
             answer = json.dumps(self._carry_out(json.loads(request))).encode()
         except errors.RdmaTensorError as error:
             status, answer = getattr(lib, error.code), error.detail.encode()
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             status, answer = lib.RDT_EPROTO, f"{type(error).__name__}: {error}".encode()
         err = new_error()
         check(
@@ -144,6 +146,23 @@ class Server(Closable):
         }
         self._tables[spec.name] = (spec, answer)
         return answer
+
+    def _make_queue(self, request: dict[str, object]) -> dict[str, object]:
+        """Make a queue, or return the one of that name if it is the same."""
+        name, chunks = str(request["name"]), request["chunks"]
+        known = self._queues.get(name)
+        if known is None:
+            number, err = ffi.new("uint32_t *"), new_error()
+            ptr = self._handle.get("queue")
+            check(lib.rdt_ps_server_add_queue(ptr, chunks, number, err), "queue", err)
+            known = self._queues[name] = (chunks, int(number[0]))
+        if known[0] != chunks:
+            raise errors.Mismatch(
+                "RDT_EMISMATCH",
+                "queue",
+                f"queue {name!r} was made with {known[0]} chunks, and is wanted with {chunks}",
+            )
+        return {"id": known[1]}
 
     def describe(self) -> dict[str, object]:
         """Return the counters, and the tables by name.

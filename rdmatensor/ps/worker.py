@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from rdmatensor._native.arguments import invalid, timeout_s_of
+import torch
+
+from rdmatensor._native.arguments import invalid, timeout_s_of, whole_in
 from rdmatensor._native.closable import Closable
 from rdmatensor._native.ffi import (
     OK,
@@ -27,6 +29,7 @@ from rdmatensor.endpoint import Endpoint
 from rdmatensor.errors import Mismatch, PeerError, RdmaTensorError
 from rdmatensor.memory import RemoteRegion
 from rdmatensor.ps.modes import codes_of
+from rdmatensor.ps.queue import WorkQueue, batches
 from rdmatensor.ps.rules import Init, Rule, zeros
 from rdmatensor.ps.spec import Shape, TableSpec, table_spec
 from rdmatensor.ps.table import Table
@@ -244,6 +247,59 @@ class Worker(Closable):
         )
         check(status, "table", err)
         return Table(spec, int(number[0]), self._run)
+
+    # ---- samples -------------------------------------------------------------------------------
+
+    def queue(self, name: str, chunks: int) -> WorkQueue:
+        """Return a queue of chunks of work, which the workers share.
+
+        Args:
+            name: A new one for each pass over the data; the same on all workers.
+            chunks: Number of chunks; the same on all workers.
+
+        Returns:
+            The queue; iterate over it.
+
+        Raises:
+            InvalidArgument: An argument is wrong.
+            Mismatch: Another worker gave another number of chunks.
+        """
+        if not isinstance(name, str) or not name or len(name) > 200:
+            raise invalid("queue", f"name={name!r} is not a text of 1 to 200 characters")
+        count = whole_in(chunks, 1 << 28, "queue", "chunks")
+        request: dict[str, object] = {"call": "queue", "name": name, "chunks": count}
+        ids = [self._call(server, request)["id"] for server in range(self.servers)]
+        return WorkQueue(self._run, name, count, [int(str(one)) for one in ids])
+
+    def batches(
+        self,
+        data: Sequence[torch.Tensor],
+        *,
+        batch_size: int = 256,
+        epochs: int = 1,
+        seed: int | None = 0,
+        name: str = "batches",
+    ) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Yield batches of samples, which the workers share; call clock() after each.
+
+        Each sample is processed once in an epoch: the batch of a worker that dies goes to another
+        worker, see WorkQueue.
+
+        Args:
+            data: Tensors of one length; all workers have the same samples in the same order.
+            batch_size: Samples of a batch.
+            epochs: Passes over the samples.
+            seed: Of the order of samples in each epoch; None: the order of data.
+            name: A new one for each use.
+
+        Yields:
+            A tuple of tensors, one for each of data.
+
+        Raises:
+            InvalidArgument: An argument is wrong, or clock() was not called since the last batch.
+            PeerError: A server, or a worker without which the job ends, died.
+        """
+        return batches(self.queue, data, batch_size, epochs, seed, name)
 
     def describe(self) -> dict[str, object]:
         """Return the clock, which servers' rows are mapped, the tables, and the servers' state."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import threading
 import time
 from typing import Any
 
 import torch
 
 from rdmatensor import errors, ps
+
+SAMPLES = 120
 
 
 def _train(w: ps.Worker) -> None:
@@ -81,4 +85,49 @@ def server_dies(rank: int, world: int) -> dict[str, Any]:
         ps.run(main, servers=2)
     except errors.PeerError as error:
         result["error"] = str(error)
+    return result
+
+
+PLACES = ("leased", "pushed one table", "pushed", "in clock", "after clock", "at some time")
+
+
+def _die(after_s: float = 0.0) -> None:
+    if after_s > 0:
+        threading.Timer(after_s, _die).start()
+    else:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def victims(rank: int, _world: int, mode: str, seed: int) -> dict[str, Any]:
+    """Each worker but 0 dies in one of its steps, at one of the places; samples are counted."""
+    draw = random.Random(100 * seed + rank)
+    place = PLACES[(seed * 3 + rank) % len(PLACES)]
+    fatal = draw.randrange(2, 6)
+    result: dict[str, Any] = {}
+
+    def main(w: ps.Worker) -> None:
+        counts = w.table("counts", 1, rows=SAMPLES, rule=ps.Add())
+        twice = w.table("twice", 1, rows=SAMPLES, rule=ps.Add())
+        for step, (ids,) in enumerate(w.batches([torch.arange(SAMPLES)], batch_size=3)):
+            ends = place if w.rank > 0 and step == fatal else ""
+            if ends == "at some time":
+                _die(draw.random() * 0.004)
+            elif ends == "leased":
+                _die()
+            time.sleep(0.002 * (w.rank == 0))  # the others get most of the batches
+            counts.push(ids, torch.ones(len(ids), 1))
+            if ends == "pushed one table":
+                _die()
+            twice.push(ids, torch.full((len(ids), 1), 2.0))
+            if ends == "pushed":
+                _die()
+            elif ends == "in clock":
+                _die(draw.random() * 0.0005)
+            w.clock()
+            if ends:
+                _die()
+        result["counts"] = counts.pull(range(SAMPLES)).flatten().tolist()
+        result["twice"] = twice.pull(range(SAMPLES)).flatten().tolist()
+
+    ps.run(main, servers=2, mode=ps.SSP(1) if mode == "ssp" else mode, on_worker_death="continue")
     return result

@@ -42,3 +42,16 @@ def test_workers_fail_when_a_server_dies(path_forced: dict[str, str], tmp_path: 
         assert "rank 3" in worker.result["error"]
         assert "server 1 is lost, with its rows of tables t, u" in worker.result["error"]
         assert worker.result["late_s"] < 0.5 * jobs.SCALE
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "ssp"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_each_sample_counts_once_whatever_dies(
+    mode: str, seed: int, path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    ranks = jobs.run("roles_ps:victims", 6, tmp_path, environment=path_forced, mode=mode, seed=seed)
+    exits = [rank.exit for rank in ranks]
+    assert [exits[0], *exits[4:]] == [0, 0, 0], [rank.log for rank in ranks]
+    assert exits[1:4] == [-9, -9, -9], "no worker died: the test shows nothing"
+    assert ranks[0].result["counts"] == [1.0] * 120
+    assert ranks[0].result["twice"] == [2.0] * 120

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The body of a worker, for the files that are the worker. One thread at a time. */
-#ifndef RDTI_PS_WORKER_IMPL_H
-#define RDTI_PS_WORKER_IMPL_H
+#ifndef RDTI_PS_WORKER_WORKER_IMPL_H
+#define RDTI_PS_WORKER_WORKER_IMPL_H
 
 #include <stdbool.h>
 
-#include "ps/map.h"
-#include "ps/merge.h"
-#include "ps/wire.h"
+#include "ps/model/map.h"
+#include "ps/model/merge.h"
+#include "ps/model/wire.h"
 
 enum { RDTI_PS_WORKER_TABLES_MAX = 4096 };
 
@@ -18,6 +18,7 @@ enum {
     RDTI_PS_FOR_PULL,
     RDTI_PS_FOR_TICK,
     RDTI_PS_FOR_CALL,
+    RDTI_PS_FOR_LEASE,
     RDTI_PS_FOR_LEAVE,
 };
 
@@ -65,6 +66,8 @@ struct rdti_ps_operation {
     uint8_t *answer;
     uint64_t cap;
     uint64_t *len_out;
+    uint64_t *chunk_out; /* RDTI_PS_FOR_LEASE */
+    const uint32_t *queues;
     bool is_posted; /* tick, call, leave: up to server `next` */
     uint32_t next;
     struct rdt_error error; /* of the first answer that was one */
@@ -78,6 +81,10 @@ struct rdt_ps_worker {
     struct rdti_ps_view *views[RDTI_PS_WORKER_TABLES_MAX];
     uint32_t view_count;
     uint64_t clock;
+    const uint32_t *queues; /* of the leased chunk, or NULL */
+    uint64_t chunk;
+    uint32_t members_bytes; /* of the round in which it was leased */
+    uint8_t members[RDTI_PS_MEMBERS_BYTES];
     struct rdti_ps_merge merge;
     struct rdti_ps_operation op;
     /* Indices of the operation's ids, sorted by server; those of server s begin at starts[s]. */
@@ -103,7 +110,18 @@ rdt_status rdti_ps_conn_post(struct rdt_ps_worker *worker, uint32_t server, uint
 rdt_status rdti_ps_conn_receive(struct rdt_ps_worker *worker, uint32_t server, uint64_t wait_ns,
                                 struct rdt_error *err);
 
+/* rows.c */
+/* Sends as much of a pull or push to one server as it has slots for. RDT_EAGAIN: there is more. */
+rdt_status rdti_ps_rows_send(struct rdt_ps_worker *worker, uint32_t server, struct rdt_error *err);
+/* The answer to a pull. RDT_EPROTO: it has another size. */
+rdt_status rdti_ps_rows_scatter(struct rdt_ps_worker *worker,
+                                const struct rdti_ps_worker_slot *slot, const uint8_t *payload,
+                                uint32_t payload_bytes);
+
 /* operation.c */
+/* RDT_EBUSY: one is in flight. */
+rdt_status rdti_ps_operation_begin(struct rdt_ps_worker *worker, uint32_t purpose,
+                                   struct rdt_error *err);
 /* An answer to the operation in flight; its payload is read in place. */
 void rdti_ps_operation_answered(struct rdt_ps_worker *worker, uint32_t server,
                                 const struct rdti_ps_worker_slot *slot, rdt_status status,

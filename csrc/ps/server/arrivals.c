@@ -4,7 +4,7 @@
 #include <time.h>
 
 #include "base/error.h"
-#include "ps/server_impl.h"
+#include "ps/server/server_impl.h"
 #include "rdmatensor_ext.h"
 
 #define WAIT_NS UINT64_C(100000000)

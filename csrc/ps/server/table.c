@@ -1,43 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Rows, their first values, and the application of a rule. */
-#include "ps/table.h"
+#include "ps/server/table.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
-
-enum { ROW_ALIGN_BYTES = 16 };
-#define TABLE_BYTES_MAX (UINT64_C(1) << 60)
-
-uint64_t
-rdti_ps_row_stride(uint32_t dim)
-{
-    return ((uint64_t)dim * sizeof(float) + ROW_ALIGN_BYTES - 1) / ROW_ALIGN_BYTES *
-           ROW_ALIGN_BYTES;
-}
-
-rdt_status
-rdti_ps_table_check(const struct rdt_ps_table_opts *opts, struct rdt_error *err)
-{
-    if (opts == NULL || opts->struct_size != sizeof(*opts))
-        return rdti_error_set(err, RDT_EINVAL, 0, "table: not a struct of this version");
-    if (opts->dim == 0 || opts->dim > RDT_PS_DIM_MAX)
-        return rdti_error_set(err, RDT_EINVAL, 0, "table: dim %u is not from 1 to %d", opts->dim,
-                              RDT_PS_DIM_MAX);
-    if (opts->init > RDT_PS_INIT_NORMAL || !isfinite(opts->init_from) || !isfinite(opts->init_to))
-        return rdti_error_set(err, RDT_EINVAL, 0, "table: first values %u of %g and %g", opts->init,
-                              opts->init_from, opts->init_to);
-    const rdt_status status = rdt_ps_rule_check(&opts->rule, err);
-    if (status != RDT_OK)
-        return status;
-    const uint64_t state_bytes = rdti_ps_rule_state_floats(&opts->rule, opts->dim) * sizeof(float);
-    if (opts->rows > TABLE_BYTES_MAX / (rdti_ps_row_stride(opts->dim) + state_bytes))
-        return rdti_error_set(err, RDT_EINVAL, 0, "table: %llu rows of dim %u exceed 2^60 B",
-                              (unsigned long long)opts->rows, opts->dim);
-    return RDT_OK;
-}
+#include "ps/model/description.h"
 
 /* ---- First values: from the seed, the id and the column alone --------------------------- */
 
@@ -111,7 +81,7 @@ rdti_ps_table_create(rdt_context *ctx, const struct rdt_ps_table_opts *opts, uin
                      uint32_t servers, struct rdti_ps_table **out, struct rdt_error *err)
 {
     struct rdti_ps_table *table;
-    rdt_status status = rdti_ps_table_check(opts, err);
+    rdt_status status = rdti_ps_description_check(opts, err);
 
     if (status != RDT_OK)
         return status;

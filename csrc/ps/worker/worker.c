@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "ps/table.h"
-#include "ps/worker_impl.h"
+#include "ps/model/description.h"
+#include "ps/worker/worker_impl.h"
 
 static rdt_status
 worker_check(const struct rdt_ps_worker_opts *opts, struct rdt_error *err)
@@ -173,7 +173,7 @@ rdt_ps_worker_add_table(rdt_ps_worker *worker, const struct rdt_ps_table_opts *o
 {
     const uint32_t servers = worker->opts.servers;
     struct rdti_ps_view *view;
-    rdt_status status = rdti_ps_table_check(opts, err);
+    rdt_status status = rdti_ps_description_check(opts, err);
 
     if (status != RDT_OK)
         return status;

@@ -2,11 +2,9 @@
  * Operations of a worker: each is begun, and goes on until all its answers are there. */
 #include "base/clock.h"
 #include "base/error.h"
-#include "ps/table.h"
-#include "ps/worker_impl.h"
+#include "ps/worker/worker_impl.h"
 #include "wire/bytes.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #define SLICE_NS UINT64_C(100000000)
@@ -24,19 +22,23 @@ operation_note_error(struct rdt_error *into, uint32_t server, rdt_status status,
                              (const char *)text);
 }
 
-static rdt_status
-operation_scatter(struct rdt_ps_worker *worker, const struct rdti_ps_worker_slot *slot,
-                  const uint8_t *payload, uint32_t payload_bytes)
+static void
+operation_take_lease(struct rdt_ps_worker *worker, uint32_t server, const uint8_t *payload,
+                     uint32_t payload_bytes)
 {
-    const uint32_t dim = worker->op.view->opts.dim;
-    const uint64_t row_bytes = dim * sizeof(float);
-
-    if (payload_bytes != slot->count * row_bytes)
-        return RDT_EPROTO;
-    for (uint64_t i = 0; i < slot->count; i++)
-        memcpy(worker->op.out + worker->order[slot->first + i] * dim, payload + i * row_bytes,
-               row_bytes);
-    return RDT_OK;
+    if (payload_bytes < sizeof(uint64_t) ||
+        payload_bytes - sizeof(uint64_t) > RDTI_PS_MEMBERS_BYTES) {
+        (void)rdti_error_set(&worker->op.error, RDT_EPROTO, 0, "server %u sent a lease of %u B",
+                             server, payload_bytes);
+        return;
+    }
+    *worker->op.chunk_out = rdti_get_u64(payload);
+    if (*worker->op.chunk_out != RDT_PS_CHUNK_NONE) {
+        worker->queues = worker->op.queues;
+        worker->chunk = *worker->op.chunk_out;
+        worker->members_bytes = payload_bytes - (uint32_t)sizeof(uint64_t);
+        memcpy(worker->members, payload + sizeof(uint64_t), worker->members_bytes);
+    }
 }
 
 void
@@ -50,10 +52,12 @@ rdti_ps_operation_answered(struct rdt_ps_worker *worker, uint32_t server,
         operation_note_error(slot->purpose == RDTI_PS_FOR_PUSH ? &worker->push_error : &op->error,
                              server, status, payload, payload_bytes);
     } else if (slot->purpose == RDTI_PS_FOR_PULL) {
-        if (operation_scatter(worker, slot, payload, payload_bytes) != RDT_OK &&
+        if (rdti_ps_rows_scatter(worker, slot, payload, payload_bytes) != RDT_OK &&
             op->error.status == RDT_OK)
             (void)rdti_error_set(&op->error, RDT_EPROTO, 0, "server %u sent %u B for %llu rows",
                                  server, payload_bytes, (unsigned long long)slot->count);
+    } else if (slot->purpose == RDTI_PS_FOR_LEASE) {
+        operation_take_lease(worker, server, payload, payload_bytes);
     } else if (slot->purpose == RDTI_PS_FOR_CALL) {
         if (payload_bytes > op->cap) {
             (void)rdti_error_set(&op->error, RDT_EINVAL, 0, "an answer of %u B exceeds %llu B",
@@ -65,119 +69,7 @@ rdti_ps_operation_answered(struct rdt_ps_worker *worker, uint32_t server,
     }
 }
 
-/* ---- Order by servers -------------------------------------------------------------------- */
-
-static rdt_status
-operation_reserve(struct rdt_ps_worker *worker, uint64_t count, struct rdt_error *err)
-{
-    if (count <= worker->order_room)
-        return RDT_OK;
-    uint64_t *order = malloc(count * sizeof(*order));
-    if (order == NULL)
-        return rdti_error_set(err, RDT_ENOMEM, 0, "no memory for the order of %llu ids",
-                              (unsigned long long)count);
-    free(worker->order);
-    worker->order = order;
-    worker->order_room = count;
-    return RDT_OK;
-}
-
-/* A counting sort of the indices of ids. */
-static rdt_status
-operation_sort(struct rdt_ps_worker *worker, const struct rdti_ps_view *view, const uint64_t *ids,
-               uint64_t count, struct rdt_error *err)
-{
-    const uint32_t servers = worker->opts.servers;
-    const rdt_status status = operation_reserve(worker, count, err);
-
-    if (status != RDT_OK)
-        return status;
-    memset(worker->starts, 0, (servers + 1) * sizeof(*worker->starts));
-    for (uint64_t i = 0; i < count; i++)
-        worker->starts[rdti_ps_map_owner(&view->map, ids[i]) + 1]++;
-    for (uint32_t server = 0; server < servers; server++) {
-        worker->starts[server + 1] += worker->starts[server];
-        worker->cursors[server] = worker->starts[server];
-    }
-    for (uint64_t i = 0; i < count; i++)
-        worker->order[worker->cursors[rdti_ps_map_owner(&view->map, ids[i])]++] = i;
-    memcpy(worker->cursors, worker->starts, servers * sizeof(*worker->cursors));
-    return RDT_OK;
-}
-
-static rdt_status
-operation_check_ids(const struct rdti_ps_view *view, const int64_t *ids, uint64_t count,
-                    struct rdt_error *err)
-{
-    for (uint64_t i = 0; i < count; i++)
-        if (ids[i] < 0 || (uint64_t)ids[i] >= view->map.rows)
-            return rdti_error_set(err, RDT_EINVAL, 0, "id %lld is not from 0 to %lld",
-                                  (long long)ids[i], (long long)view->map.rows - 1);
-    return RDT_OK;
-}
-
 /* ---- Requests ---------------------------------------------------------------------------- */
-
-/* Rows of one request: both it and its answer fit a slot. */
-static uint64_t
-operation_rows_most(const struct rdt_ps_worker *worker)
-{
-    return worker->opts.slot_bytes / (sizeof(uint64_t) + worker->op.view->opts.dim * sizeof(float));
-}
-
-static void
-operation_fill(struct rdt_ps_worker *worker, uint8_t *payload, uint64_t first, uint64_t count)
-{
-    const struct rdti_ps_operation *op = &worker->op;
-    const uint64_t row_bytes = op->view->opts.dim * sizeof(float);
-    const bool is_push = op->purpose == RDTI_PS_FOR_PUSH;
-    uint8_t *rows = payload + count * sizeof(uint64_t);
-
-    for (uint64_t i = 0; i < count; i++) {
-        const uint64_t at = worker->order[first + i];
-        const uint64_t id = is_push ? worker->merge.ids[at] : (uint64_t)op->ids[at];
-        rdti_put_u64(payload + i * sizeof(uint64_t), id);
-        if (is_push)
-            memcpy(rows + i * row_bytes, op->rows + at * op->view->opts.dim, row_bytes);
-    }
-}
-
-/* Sends as much to one server as it has slots for. RDT_EAGAIN: there is more. */
-static rdt_status
-operation_send_rows(struct rdt_ps_worker *worker, uint32_t server, struct rdt_error *err)
-{
-    struct rdti_ps_operation *op = &worker->op;
-    const uint64_t end = worker->starts[server + 1];
-    const uint64_t most = operation_rows_most(worker);
-    const bool is_push = op->purpose == RDTI_PS_FOR_PUSH;
-    uint32_t slot;
-    rdt_status status = RDT_OK;
-
-    while (worker->cursors[server] < end && status == RDT_OK) {
-        const uint64_t left = end - worker->cursors[server];
-        const uint64_t count = left < most ? left : most;
-        const uint64_t row_bytes = is_push ? op->view->opts.dim * sizeof(float) : 0;
-        struct rdti_ps_request request = {
-            .op = is_push ? RDTI_PS_OP_PUSH : RDTI_PS_OP_PULL,
-            .flags = RDTI_PS_FLAG_UNIQUE,
-            .table = op->view->ids[server],
-            .map_version = op->view->map.version,
-            .count = (uint32_t)count,
-            .payload_bytes = (uint32_t)(count * (sizeof(uint64_t) + row_bytes)),
-        };
-        status = rdti_ps_conn_find_slot(worker, server, &slot);
-        if (status != RDT_OK)
-            return status;
-        worker->conns[server].slots[slot].first = worker->cursors[server];
-        worker->conns[server].slots[slot].count = count;
-        operation_fill(worker, rdti_ps_conn_payload(worker, server, slot), worker->cursors[server],
-                       count);
-        status = rdti_ps_conn_post(worker, server, slot, &request, op->purpose, err);
-        if (status == RDT_OK)
-            worker->cursors[server] += count;
-    }
-    return status;
-}
 
 static uint32_t
 operation_put_tables(const struct rdt_ps_worker *worker, uint32_t server, uint8_t *payload)
@@ -190,6 +82,18 @@ operation_put_tables(const struct rdt_ps_worker *worker, uint32_t server, uint8_
             count++;
         }
     return count;
+}
+
+static void
+operation_put_chunk(const struct rdt_ps_worker *worker, uint32_t server, uint8_t *payload,
+                    struct rdti_ps_request *request)
+{
+    if (worker->queues == NULL)
+        return;
+    request->queue = worker->queues[server];
+    request->chunk = worker->chunk;
+    memcpy(payload + request->payload_bytes, worker->members, worker->members_bytes);
+    request->payload_bytes += worker->members_bytes;
 }
 
 static rdt_status
@@ -209,6 +113,10 @@ operation_send_one(struct rdt_ps_worker *worker, uint32_t server, struct rdt_err
         request.lr_scale = op->lr_scale;
         request.count = operation_put_tables(worker, server, payload);
         request.payload_bytes = request.count * (uint32_t)sizeof(uint32_t);
+        operation_put_chunk(worker, server, payload, &request);
+    } else if (op->purpose == RDTI_PS_FOR_LEASE) {
+        request.op = RDTI_PS_OP_LEASE;
+        request.queue = op->queues[server];
     } else if (op->purpose == RDTI_PS_FOR_CALL) {
         request.op = RDTI_PS_OP_CALL;
         request.payload_bytes = (uint32_t)op->len_bytes;
@@ -226,7 +134,7 @@ operation_send(struct rdt_ps_worker *worker, uint32_t *blocked, struct rdt_error
 
     if (op->purpose == RDTI_PS_FOR_PUSH || op->purpose == RDTI_PS_FOR_PULL) {
         for (uint32_t server = 0; server < worker->opts.servers; server++) {
-            const rdt_status status = operation_send_rows(worker, server, err);
+            const rdt_status status = rdti_ps_rows_send(worker, server, err);
             if (status == RDT_EAGAIN)
                 *blocked = server;
             if (status != RDT_OK)
@@ -236,7 +144,8 @@ operation_send(struct rdt_ps_worker *worker, uint32_t *blocked, struct rdt_error
         }
         return answer;
     }
-    const uint32_t end = op->purpose == RDTI_PS_FOR_CALL ? op->server + 1 : worker->opts.servers;
+    const bool is_of_one = op->purpose == RDTI_PS_FOR_CALL || op->purpose == RDTI_PS_FOR_LEASE;
+    const uint32_t end = is_of_one ? op->server + 1 : worker->opts.servers;
     while (op->next < end) {
         const rdt_status status = operation_send_one(worker, op->next, err);
         *blocked = op->next;
@@ -305,6 +214,7 @@ operation_end(struct rdt_ps_worker *worker, struct rdt_error *err)
     op->purpose = RDTI_PS_FREE;
     if (is_tick) {
         worker->clock++;
+        worker->queues = NULL;
         for (uint32_t i = 0; i < worker->view_count; i++)
             worker->views[i]->is_pushed = false;
     }
@@ -377,8 +287,8 @@ rdt_ps_worker_abandon(rdt_ps_worker *worker)
 
 /* ---- Beginnings -------------------------------------------------------------------------- */
 
-static rdt_status
-operation_begin(struct rdt_ps_worker *worker, uint32_t purpose, struct rdt_error *err)
+rdt_status
+rdti_ps_operation_begin(struct rdt_ps_worker *worker, uint32_t purpose, struct rdt_error *err)
 {
     if (worker->op.purpose != RDTI_PS_FREE)
         return rdti_error_set(err, RDT_EBUSY, 0, "another operation of this worker is in flight");
@@ -392,108 +302,6 @@ operation_begin(struct rdt_ps_worker *worker, uint32_t purpose, struct rdt_error
     return RDT_OK;
 }
 
-static rdt_status
-operation_begin_rows(struct rdt_ps_worker *worker, uint32_t purpose, uint32_t table,
-                     const int64_t *ids, uint64_t count, struct rdt_error *err)
-{
-    if (table >= worker->view_count)
-        return rdti_error_set(err, RDT_EINVAL, 0, "table %u does not exist", table);
-    rdt_status status = operation_check_ids(worker->views[table], ids, count, err);
-    if (status == RDT_OK)
-        status = operation_begin(worker, purpose, err);
-    if (status == RDT_OK)
-        worker->op.view = worker->views[table];
-    return status;
-}
-
-/* Ends an operation that was begun, and of which nothing was sent. */
-static rdt_status
-operation_undo(struct rdt_ps_worker *worker, rdt_status status)
-{
-    worker->op.purpose = RDTI_PS_FREE;
-    return status;
-}
-
-static void
-operation_gather(const struct rdti_ps_view *view, const int64_t *ids, uint64_t count, float *out)
-{
-    const uint32_t dim = view->opts.dim;
-    const uint64_t stride = rdti_ps_row_stride(dim);
-
-    for (uint64_t i = 0; i < count; i++) {
-        const uint64_t id = (uint64_t)ids[i];
-        memcpy(out + i * dim,
-               view->rows[rdti_ps_map_owner(&view->map, id)] +
-                   rdti_ps_map_local(&view->map, id) * stride,
-               dim * sizeof(float));
-    }
-}
-
-rdt_status
-rdt_ps_worker_pull(rdt_ps_worker *worker, uint32_t table, const int64_t *ids, uint64_t count,
-                   float *out, uint64_t timeout_ns, struct rdt_error *err)
-{
-    rdt_status status = operation_begin_rows(worker, RDTI_PS_FOR_PULL, table, ids, count, err);
-
-    if (status != RDT_OK)
-        return status;
-    if (worker->op.view->is_mapped) {
-        operation_gather(worker->op.view, ids, count, out);
-        return operation_undo(worker, RDT_OK);
-    }
-    worker->op.ids = ids;
-    worker->op.out = out;
-    /* int64_t and uint64_t may alias, and the ids were checked. */
-    status = operation_sort(worker, worker->op.view, (const uint64_t *)ids, count, err);
-    if (status != RDT_OK)
-        return operation_undo(worker, status);
-    return rdt_ps_worker_resume(worker, timeout_ns, err);
-}
-
-/* Fills the merge with the distinct ids. Rows are copied only if an id repeats. */
-static rdt_status
-operation_merge(struct rdt_ps_worker *worker, const int64_t *ids, const float *rows, uint64_t count,
-                struct rdt_error *err)
-{
-    const struct rdti_ps_view *view = worker->op.view;
-    const bool is_last = rdti_ps_rule_is_last(&view->opts.rule) != 0;
-    struct rdti_ps_merge *merge = &worker->merge;
-    bool is_new = true;
-    rdt_status status = rdti_ps_merge_begin(merge, view->opts.dim, count, err);
-
-    worker->op.rows = rows;
-    for (uint64_t i = 0; i < count && is_new && status == RDT_OK; i++)
-        (void)rdti_ps_merge_find(merge, (uint64_t)ids[i], &is_new);
-    if (is_new || status != RDT_OK)
-        return status;
-    status = rdti_ps_merge_begin(merge, view->opts.dim, count, err);
-    if (status == RDT_OK)
-        status = rdti_ps_merge_reserve_rows(merge, count, err);
-    for (uint64_t i = 0; i < count && status == RDT_OK; i++)
-        rdti_ps_merge_row(merge, worker->kernels, (uint64_t)ids[i], rows + i * view->opts.dim,
-                          is_last);
-    worker->op.rows = merge->rows;
-    return status;
-}
-
-rdt_status
-rdt_ps_worker_push(rdt_ps_worker *worker, uint32_t table, const int64_t *ids, const float *rows,
-                   uint64_t count, uint64_t timeout_ns, struct rdt_error *err)
-{
-    rdt_status status = operation_begin_rows(worker, RDTI_PS_FOR_PUSH, table, ids, count, err);
-
-    if (status != RDT_OK)
-        return status;
-    status = operation_merge(worker, ids, rows, count, err);
-    if (status == RDT_OK)
-        status =
-            operation_sort(worker, worker->op.view, worker->merge.ids, worker->merge.count, err);
-    if (status != RDT_OK)
-        return operation_undo(worker, status);
-    worker->op.view->is_pushed = true;
-    return rdt_ps_worker_resume(worker, timeout_ns, err);
-}
-
 rdt_status
 rdt_ps_worker_tick(rdt_ps_worker *worker, double lr_scale, uint64_t timeout_ns,
                    struct rdt_error *err)
@@ -503,10 +311,10 @@ rdt_ps_worker_tick(rdt_ps_worker *worker, double lr_scale, uint64_t timeout_ns,
     if (!(lr_scale >= 0.0) || lr_scale > 1e30)
         return rdti_error_set(err, RDT_EINVAL, 0, "lr_scale %g is not a number from 0 on",
                               lr_scale);
-    if (worker->view_count * sizeof(uint32_t) > worker->opts.slot_bytes)
+    if (worker->view_count * sizeof(uint32_t) + RDTI_PS_MEMBERS_BYTES > worker->opts.slot_bytes)
         return rdti_error_set(err, RDT_EINVAL, 0, "%u tables do not fit a slot of %u B",
                               worker->view_count, worker->opts.slot_bytes);
-    status = operation_begin(worker, RDTI_PS_FOR_TICK, err);
+    status = rdti_ps_operation_begin(worker, RDTI_PS_FOR_TICK, err);
     if (status != RDT_OK)
         return status;
     worker->op.lr_scale = lr_scale;
@@ -523,7 +331,7 @@ rdt_ps_worker_call(rdt_ps_worker *worker, uint32_t server, const uint8_t *bytes,
     if (server >= worker->opts.servers || len_bytes > worker->opts.slot_bytes)
         return rdti_error_set(err, RDT_EINVAL, 0, "a call of %llu B to server %u: at most %u B",
                               (unsigned long long)len_bytes, server, worker->opts.slot_bytes);
-    status = operation_begin(worker, RDTI_PS_FOR_CALL, err);
+    status = rdti_ps_operation_begin(worker, RDTI_PS_FOR_CALL, err);
     if (status != RDT_OK)
         return status;
     worker->op.server = server;
@@ -537,9 +345,26 @@ rdt_ps_worker_call(rdt_ps_worker *worker, uint32_t server, const uint8_t *bytes,
 }
 
 rdt_status
+rdt_ps_worker_lease(rdt_ps_worker *worker, const uint32_t *ids, uint64_t *chunk_out,
+                    uint64_t timeout_ns, struct rdt_error *err)
+{
+    rdt_status status;
+
+    if (worker->queues != NULL)
+        return rdti_error_set(err, RDT_EINVAL, 0, "chunk %llu has not ended by a tick yet",
+                              (unsigned long long)worker->chunk);
+    status = rdti_ps_operation_begin(worker, RDTI_PS_FOR_LEASE, err);
+    if (status != RDT_OK)
+        return status;
+    worker->op.chunk_out = chunk_out;
+    worker->op.queues = ids;
+    return rdt_ps_worker_resume(worker, timeout_ns, err);
+}
+
+rdt_status
 rdt_ps_worker_leave(rdt_ps_worker *worker, uint64_t timeout_ns, struct rdt_error *err)
 {
-    const rdt_status status = operation_begin(worker, RDTI_PS_FOR_LEAVE, err);
+    const rdt_status status = rdti_ps_operation_begin(worker, RDTI_PS_FOR_LEAVE, err);
 
     return status == RDT_OK ? rdt_ps_worker_resume(worker, timeout_ns, err) : status;
 }

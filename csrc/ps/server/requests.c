@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "ps/server_impl.h"
+#include "ps/server/server_impl.h"
 #include "wire/bytes.h"
 
 /* One request that is being carried out. */
@@ -109,25 +109,99 @@ requests_pull(struct requests_one *one)
 }
 
 static rdt_status
+requests_check_chunk(struct requests_one *one)
+{
+    const struct rdt_ps_server *server = one->server;
+
+    if (one->head.queue <= server->queue_count &&
+        one->head.chunk < server->queues[one->head.queue - 1].chunks)
+        return RDT_OK;
+    return rdti_error_set(&one->err, RDT_EINVAL, 0, "chunk %llu of queue %u does not exist",
+                          (unsigned long long)one->head.chunk, one->head.queue);
+}
+
+/* All servers have answered the tick of the worker's chunk. */
+static void
+requests_confirm(rdt_ps_server *server, uint32_t worker)
+{
+    for (uint32_t i = 0; i < server->queue_count; i++)
+        rdti_ps_queue_confirm(&server->queues[i], worker);
+    server->clients[worker].has_ticked_chunk = false;
+}
+
+static rdt_status
+requests_lease(struct requests_one *one)
+{
+    if (one->head.queue == 0 || one->head.queue > one->server->queue_count)
+        return rdti_error_set(&one->err, RDT_EINVAL, 0, "queue %u does not exist", one->head.queue);
+    if (one->client->has_lease_request)
+        return rdti_error_set(&one->err, RDT_EBUSY, 0, "a lease was asked for twice");
+    if (one->client->has_ticked_chunk)
+        requests_confirm(one->server, one->worker);
+    one->client->has_lease_request = true;
+    one->client->lease_slot = one->slot;
+    one->client->lease_queue = one->head.queue;
+    rdti_ps_clocks_park(&one->server->clocks, one->worker, true);
+    rdti_ps_steps_advance(one->server);
+    return RDT_OK;
+}
+
+/* The tables that a tick says were pushed. */
+static rdt_status
+requests_mark_tables(struct requests_one *one, bool is_check)
+{
+    for (uint32_t i = 0; i < one->head.count; i++) {
+        const uint32_t table = rdti_get_u32(one->payload + i * sizeof(uint32_t));
+        if (table >= one->server->counters.tables) /* also if the peer has changed it since */
+            return rdti_error_set(&one->err, RDT_EINVAL, 0,
+                                  "a tick names table %u, which does "
+                                  "not exist",
+                                  table);
+        if (!is_check)
+            one->server->tables[table]->is_pushed = true;
+    }
+    return RDT_OK;
+}
+
+static rdt_status
+requests_check_tick(struct requests_one *one, uint64_t tables_bytes, uint32_t members_bytes)
+{
+    rdt_status status = requests_check_bytes(one, tables_bytes + members_bytes);
+
+    if (status == RDT_OK)
+        status = requests_mark_tables(one, true);
+    if (status == RDT_OK && one->head.queue != 0)
+        status = requests_check_chunk(one);
+    if (status == RDT_OK && one->client->has_tick)
+        status = rdti_error_set(&one->err, RDT_EBUSY, 0, "a tick before the last one was answered");
+    if (status == RDT_OK)
+        status = rdti_ps_clocks_tick(&one->server->clocks, one->worker, one->head.clock, &one->err);
+    return status;
+}
+
+static rdt_status
 requests_tick(struct requests_one *one)
 {
-    rdt_ps_server *server = one->server;
-    const uint32_t count = one->head.count;
-    rdt_status status = requests_check_bytes(one, (uint64_t)count * sizeof(uint32_t));
+    struct rdti_ps_client *client = one->client;
+    const uint64_t tables_bytes = (uint64_t)one->head.count * sizeof(uint32_t);
+    const uint32_t members_bytes = one->head.payload_bytes > tables_bytes
+                                       ? rdti_ps_members_bytes(one->server->opts.workers)
+                                       : 0;
+    rdt_status status = requests_check_tick(one, tables_bytes, members_bytes);
 
-    for (uint32_t i = 0; i < count && status == RDT_OK; i++)
-        if (rdti_get_u32(one->payload + i * sizeof(uint32_t)) >= server->counters.tables)
-            status = rdti_error_set(&one->err, RDT_EINVAL, 0, "a tick names a table that is none");
     if (status == RDT_OK)
-        status = rdti_ps_clocks_tick(&server->clocks, one->worker, one->head.clock, &one->err);
+        status = requests_mark_tables(one, false);
     if (status != RDT_OK)
         return status;
-    for (uint32_t i = 0; i < count; i++) {
-        const uint32_t table = rdti_get_u32(one->payload + i * sizeof(uint32_t));
-        if (table < server->counters.tables) /* the peer may have changed it */
-            server->tables[table]->is_pushed = true;
-    }
-    rdti_ps_steps_tick(server, one->worker, one->slot, one->head.lr_scale);
+    client->has_tick = true;
+    client->tick_slot = one->slot;
+    client->lr_scale = one->head.lr_scale;
+    client->members_bytes = members_bytes;
+    memcpy(client->members, one->payload + tables_bytes, members_bytes);
+    client->has_ticked_chunk = one->head.queue != 0;
+    client->tick_queue = one->head.queue;
+    client->tick_chunk = one->head.chunk;
+    rdti_ps_steps_tick(one->server, one->worker);
     return RDT_OK;
 }
 
@@ -151,6 +225,9 @@ requests_drop(rdt_ps_server *server, uint32_t worker)
     server->counters.staged_bytes -= client->stage.used_bytes;
     rdti_ps_stage_clear(&client->stage);
     client->has_tick = false;
+    client->has_lease_request = false;
+    for (uint32_t i = 0; i < server->queue_count; i++)
+        rdti_ps_queue_return(&server->queues[i], worker);
     rdti_ps_clocks_out(&server->clocks, worker);
 }
 
@@ -159,6 +236,8 @@ requests_leave(struct requests_one *one)
 {
     rdt_ps_server *server = one->server;
 
+    if (one->client->has_ticked_chunk)
+        requests_confirm(server, one->worker);
     requests_drop(server, one->worker);
     rdti_ps_answer_send(server, one->worker, one->slot, 0);
     one->client->has_left = true;
@@ -183,6 +262,8 @@ requests_run(struct requests_one *one)
         return requests_tick(one);
     case RDTI_PS_OP_CALL:
         return requests_call(one);
+    case RDTI_PS_OP_LEASE:
+        return requests_lease(one);
     default:
         return requests_leave(one);
     }

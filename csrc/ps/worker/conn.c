@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "ps/worker_impl.h"
+#include "ps/worker/worker_impl.h"
 
 rdt_status
 rdti_ps_conn_find_slot(struct rdt_ps_worker *worker, uint32_t server, uint32_t *out)

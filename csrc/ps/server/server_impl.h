@@ -5,19 +5,20 @@
  * thread handles them; threads of the program take calls and answer them. `arrivals_lock` guards
  * what the task shares with them and is held for some instructions only; `lock` guards the rest.
  * Order: lock, then the engine's, then arrivals_lock. */
-#ifndef RDTI_PS_SERVER_IMPL_H
-#define RDTI_PS_SERVER_IMPL_H
+#ifndef RDTI_PS_SERVER_SERVER_IMPL_H
+#define RDTI_PS_SERVER_SERVER_IMPL_H
 
 #include <pthread.h>
 #include <stdbool.h>
 
-#include "ps/clocks.h"
-#include "ps/merge.h"
-#include "ps/stage.h"
-#include "ps/table.h"
-#include "ps/wire.h"
+#include "ps/model/clocks.h"
+#include "ps/model/merge.h"
+#include "ps/model/queue.h"
+#include "ps/model/stage.h"
+#include "ps/server/table.h"
+#include "ps/model/wire.h"
 
-enum { RDTI_PS_TABLES_MAX = 4096 };
+enum { RDTI_PS_TABLES_MAX = 4096, RDTI_PS_QUEUES_MAX = 4096 };
 enum { RDTI_PS_ARRIVED_END = UINT32_MAX }; /* in place of a slot: the worker left or died */
 
 struct rdti_ps_arrival {
@@ -43,7 +44,17 @@ struct rdti_ps_client {
     bool is_dead;
     bool has_tick; /* one waits for its answer */
     uint32_t tick_slot;
-    double lr_scale;   /* of that tick */
+    double lr_scale;     /* of that tick */
+    uint32_t tick_queue; /* from 1 on, or 0 */
+    uint64_t tick_chunk;
+    uint32_t members_bytes;
+    uint8_t members[RDTI_PS_MEMBERS_BYTES]; /* of the tick's round: bits by worker */
+    bool has_lease_request;
+    bool has_ticked_chunk; /* the leased chunk's step has ended on this server */
+    uint32_t lease_slot;
+    uint32_t lease_queue; /* from 1 on */
+    uint64_t leased;      /* that is being given */
+    bool is_lease_due;
     uint64_t sequence; /* of the last request */
     struct rdti_ps_stage stage;
     struct rdt_error end; /* why it is over */
@@ -73,6 +84,8 @@ struct rdt_ps_server {
     uint32_t calls_first;
     uint32_t calls_count;
     struct rdti_ps_table *tables[RDTI_PS_TABLES_MAX];
+    struct rdti_ps_queue queues[RDTI_PS_QUEUES_MAX];
+    uint32_t queue_count;
     struct rdti_ps_clocks clocks;
     struct rdti_ps_merge merge;
     struct rdt_ps_server_counters counters;
@@ -109,8 +122,12 @@ void rdti_ps_answer_failure(rdt_ps_server *server);
 /* steps.c; under server->lock */
 /* What ticks have made possible: applies rounds, and answers ticks that need wait no longer. */
 void rdti_ps_steps_advance(rdt_ps_server *server);
-/* A tick was counted; slot waits for its answer. */
-void rdti_ps_steps_tick(rdt_ps_server *server, uint32_t worker, uint32_t slot, double lr_scale);
+/* A tick was counted; its client waits for the answer. */
+void rdti_ps_steps_tick(rdt_ps_server *server, uint32_t worker);
+
+/* leases.c; under server->lock */
+/* Gives the leases that can be given. */
+void rdti_ps_leases_advance(rdt_ps_server *server);
 /* Ends everything: the reason goes to all. */
 void rdti_ps_server_fail(rdt_ps_server *server, const struct rdt_error *err);
 

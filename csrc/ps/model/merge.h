@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Rows pushed for the same id become one: summed in the order in which they come, or the last one.
  * Reused from batch to batch; its memory grows to the largest. One thread at a time. */
-#ifndef RDTI_PS_MERGE_H
-#define RDTI_PS_MERGE_H
+#ifndef RDTI_PS_MODEL_MERGE_H
+#define RDTI_PS_MODEL_MERGE_H
 
 #include <stdbool.h>
 #include <stdint.h>

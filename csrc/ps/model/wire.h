@@ -4,8 +4,8 @@
  * An inbox has `slots` slots of RDTI_PS_HEAD_BYTES and slot_bytes of payload; the notification of a
  * request is its slot. An outbox begins with RDTI_PS_TEXT_BYTES for a failure's reason; then
  * come as many slots of the same size for the answers; that of an answer is its slot. */
-#ifndef RDTI_PS_WIRE_H
-#define RDTI_PS_WIRE_H
+#ifndef RDTI_PS_MODEL_WIRE_H
+#define RDTI_PS_MODEL_WIRE_H
 
 #include <stdint.h>
 
@@ -22,11 +22,15 @@ enum {
 enum {
     RDTI_PS_OP_PUSH = 1, /* count ids, padded to 8 bytes, then their rows */
     RDTI_PS_OP_PULL,     /* count ids; the answer has their rows */
-    RDTI_PS_OP_TICK,     /* payload: the ids of the tables that were pushed, 4 bytes each */
+    RDTI_PS_OP_TICK,     /* count ids of tables that were pushed, 4 bytes each; members */
     RDTI_PS_OP_CALL,     /* for the program that runs the server */
+    RDTI_PS_OP_LEASE,    /* of queue; the answer is the chunk, 8 bytes, and members */
     RDTI_PS_OP_LEAVE,
     RDTI_PS_OP_LIMIT,
 };
+/* Members: in RDT_PS_SYNC the workers that were given leases together, and whose ticks are one
+ * round: a bit for each worker. A tick without them is for a round of all workers. */
+enum { RDTI_PS_WORKERS_MAX = 4096, RDTI_PS_MEMBERS_BYTES = RDTI_PS_WORKERS_MAX / 8 };
 enum { RDTI_PS_FLAG_UNIQUE = 1 }; /* the push has each id once */
 
 struct rdti_ps_request {
@@ -39,6 +43,8 @@ struct rdti_ps_request {
     uint64_t clock;    /* RDTI_PS_OP_TICK: the worker's clock after it */
     double lr_scale;
     uint32_t payload_bytes;
+    uint32_t queue; /* from 1 on, or 0; RDTI_PS_OP_TICK: of the chunk that the step processed */
+    uint64_t chunk;
 };
 struct rdti_ps_answer {
     int32_t status;
@@ -55,6 +61,12 @@ void rdti_ps_answer_encode(const struct rdti_ps_answer *answer, uint8_t out[RDTI
 /* RDT_EPROTO: not an answer, or its payload exceeds slot_bytes. */
 rdt_status rdti_ps_answer_decode(const uint8_t in[RDTI_PS_HEAD_BYTES], uint32_t slot_bytes,
                                  struct rdti_ps_answer *out, struct rdt_error *err);
+
+static inline uint32_t
+rdti_ps_members_bytes(uint32_t workers)
+{
+    return (workers + 7) / 8;
+}
 
 /* Bytes of one slot with its head, and of a whole inbox or outbox. */
 static inline uint64_t

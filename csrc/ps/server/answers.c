@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "ps/server_impl.h"
+#include "ps/server/server_impl.h"
 
 /* The bytes of a slot of the outbox, with its head, as they will be written. */
 static uint8_t *

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A server's part of a table: rows of fixed stride, which workers may read in place, and their
  * state, which they may not. */
-#ifndef RDTI_PS_TABLE_H
-#define RDTI_PS_TABLE_H
+#ifndef RDTI_PS_SERVER_TABLE_H
+#define RDTI_PS_SERVER_TABLE_H
 
 #include <stdbool.h>
 
-#include "ps/map.h"
+#include "ps/model/map.h"
 #include "ps/rules/rules.h"
 
 struct rdti_ps_table {
@@ -20,10 +20,6 @@ struct rdti_ps_table {
     bool is_pushed; /* since the last application */
 };
 
-/* Bytes from one row to the next. */
-uint64_t rdti_ps_row_stride(uint32_t dim);
-/* RDT_EINVAL: a field is out of range. */
-rdt_status rdti_ps_table_check(const struct rdt_ps_table_opts *opts, struct rdt_error *err);
 rdt_status rdti_ps_table_create(rdt_context *ctx, const struct rdt_ps_table_opts *opts,
                                 uint32_t server, uint32_t servers, struct rdti_ps_table **out,
                                 struct rdt_error *err);

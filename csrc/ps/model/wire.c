@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Heads of requests and answers as bytes. */
-#include "ps/wire.h"
+#include "ps/model/wire.h"
 
 #include <math.h>
 #include <string.h>
@@ -28,6 +28,8 @@ rdti_ps_request_encode(const struct rdti_ps_request *request, uint8_t out[RDTI_P
     rdti_put_u64(out + 32, bits);
     rdti_put_u32(out + 40, request->count);
     rdti_put_u32(out + 44, request->payload_bytes);
+    rdti_put_u64(out + 48, request->chunk);
+    rdti_put_u32(out + 56, request->queue);
 }
 
 rdt_status
@@ -43,6 +45,8 @@ rdti_ps_request_decode(const uint8_t in[RDTI_PS_HEAD_BYTES], uint32_t slot_bytes
         .clock = rdti_get_u64(in + 24),
         .count = rdti_get_u32(in + 40),
         .payload_bytes = rdti_get_u32(in + 44),
+        .chunk = rdti_get_u64(in + 48),
+        .queue = rdti_get_u32(in + 56),
     };
     const uint64_t bits = rdti_get_u64(in + 32);
 

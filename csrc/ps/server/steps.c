@@ -4,7 +4,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "ps/server_impl.h"
+#include "ps/server/server_impl.h"
 
 /* The pushes that are applied together: of all members, or of one worker. */
 struct steps_pushes {
@@ -20,6 +20,24 @@ static bool
 steps_takes(const struct steps_pushes *pushes, uint32_t worker)
 {
     return pushes->server->clients[worker].has_tick;
+}
+
+/* Drops the pushes for chunks that were applied before: a worker died after this server had applied
+ * its step and before another one had, and a second worker repeated the chunk. */
+static void
+steps_drop_repeated(const struct steps_pushes *pushes)
+{
+    rdt_ps_server *server = pushes->server;
+
+    for (uint32_t worker = pushes->first; worker < pushes->end; worker++) {
+        struct rdti_ps_client *client = &server->clients[worker];
+        if (!client->has_tick || client->tick_queue == 0 ||
+            rdti_ps_queue_apply(&server->queues[client->tick_queue - 1], client->tick_chunk))
+            continue;
+        server->counters.staged_bytes -= client->stage.used_bytes;
+        server->counters.replays++;
+        rdti_ps_stage_clear(&client->stage);
+    }
 }
 
 /* The entries of one table: their number, the ids in them, and one of them. */
@@ -120,6 +138,7 @@ steps_apply(const struct steps_pushes *pushes)
     rdt_status status = RDT_OK;
 
     rdti_error_init(&err, RDT_RANK_UNKNOWN);
+    steps_drop_repeated(pushes);
     for (uint32_t i = 0; i < server->counters.tables && status == RDT_OK; i++) {
         if (server->tables[i]->is_pushed)
             status = steps_apply_table(pushes, i, &err);
@@ -138,16 +157,37 @@ steps_apply(const struct steps_pushes *pushes)
         rdti_ps_server_fail(server, &err);
 }
 
+/* The members of the round that has begun to end: NULL for all workers. */
+static const uint8_t *
+steps_members(const rdt_ps_server *server)
+{
+    for (uint32_t worker = 0; worker < server->opts.workers; worker++)
+        if (server->clients[worker].has_tick && server->clients[worker].members_bytes > 0)
+            return server->clients[worker].members;
+    return NULL;
+}
+
+static bool
+steps_is_member(const rdt_ps_server *server, const uint8_t *members, uint32_t worker)
+{
+    if (server->clocks.of[worker].state == RDTI_PS_OUT)
+        return false;
+    if (members != NULL)
+        return (members[worker / 8] >> worker % 8 & 1) != 0;
+    return server->clocks.of[worker].state == RDTI_PS_IN;
+}
+
 /* RDT_PS_SYNC: whether all members have ticked; then their number, and that they agree. */
 static bool
 steps_is_round(rdt_ps_server *server, struct steps_pushes *pushes, struct rdt_error *err)
 {
     const struct rdti_ps_client *one = NULL;
+    const uint8_t *members = steps_members(server);
 
     *pushes = (struct steps_pushes){.server = server, .end = server->opts.workers};
     for (uint32_t worker = 0; worker < server->opts.workers; worker++) {
         const struct rdti_ps_client *client = &server->clients[worker];
-        if (server->clocks.of[worker].state == RDTI_PS_OUT)
+        if (!steps_is_member(server, members, worker))
             continue;
         if (!client->has_tick)
             return false;
@@ -169,8 +209,11 @@ steps_answer(rdt_ps_server *server, bool is_round)
     for (uint32_t worker = 0; worker < server->opts.workers; worker++) {
         struct rdti_ps_client *client = &server->clients[worker];
         const uint64_t own = server->clocks.of[worker].ticks;
+        /* With SSP, server 0 alone holds workers: it knows which of them wait for leases. */
         const uint64_t needed =
-            rdti_ps_clocks_needed(server->opts.mode, server->opts.staleness, own);
+            server->opts.index != 0
+                ? 0
+                : rdti_ps_clocks_needed(server->opts.mode, server->opts.staleness, own);
         if (!client->has_tick ||
             (server->opts.mode == RDT_PS_SYNC ? !is_round
                                               : rdti_ps_clocks_least(&server->clocks) < needed))
@@ -201,25 +244,22 @@ rdti_ps_steps_advance(rdt_ps_server *server)
             server->counters.rounds++;
         }
     }
-    if (server->failure.status == RDT_OK)
+    if (server->failure.status == RDT_OK) {
         steps_answer(server, is_round);
+        rdti_ps_leases_advance(server);
+    }
 }
 
 void
-rdti_ps_steps_tick(rdt_ps_server *server, uint32_t worker, uint32_t slot, double lr_scale)
+rdti_ps_steps_tick(rdt_ps_server *server, uint32_t worker)
 {
-    struct rdti_ps_client *client = &server->clients[worker];
-
-    client->has_tick = true;
-    client->tick_slot = slot;
-    client->lr_scale = lr_scale;
     server->counters.ticks++;
     if (server->opts.mode != RDT_PS_SYNC) {
         const struct steps_pushes own = {.server = server,
                                          .first = worker,
                                          .end = worker + 1,
                                          .divisor = 1,
-                                         .lr_scale = lr_scale};
+                                         .lr_scale = server->clients[worker].lr_scale};
         steps_apply(&own);
     }
     rdti_ps_steps_advance(server);

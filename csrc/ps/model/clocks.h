@@ -5,16 +5,17 @@
  *   RDT_PS_SYNC   a round ends when every member has ticked; its pushes are applied together
  *   RDT_PS_ASYNC  a worker's pushes are applied when it ticks; no worker waits
  *   RDT_PS_SSP    the same, and no worker is more than `staleness` clocks ahead of the slowest */
-#ifndef RDTI_PS_CLOCKS_H
-#define RDTI_PS_CLOCKS_H
+#ifndef RDTI_PS_MODEL_CLOCKS_H
+#define RDTI_PS_MODEL_CLOCKS_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "rdmatensor_ps.h"
 
-/* A member that has not ticked yet holds the others, also before it has connected. */
-enum { RDTI_PS_IN = 0, RDTI_PS_OUT };
+/* A member that has not ticked yet holds the others, also before it has connected. One that waits
+ * for a lease (RDTI_PS_PARKED) holds no other. */
+enum { RDTI_PS_IN = 0, RDTI_PS_PARKED, RDTI_PS_OUT };
 
 struct rdti_ps_clock {
     uint64_t ticks;
@@ -36,12 +37,13 @@ struct rdti_ps_clocks {
 rdt_status rdti_ps_clocks_init(struct rdti_ps_clocks *clocks, uint32_t mode, uint32_t staleness,
                                uint32_t workers, struct rdt_error *err);
 void rdti_ps_clocks_free(struct rdti_ps_clocks *clocks);
-/* A worker ends a step. RDT_EPROTO: its clock would not be `clock`, or it has left. RDT_EBUSY
- * (RDT_PS_SYNC): its last round has not ended. */
+/* A worker ends a step. RDT_EPROTO: its clock would not be `clock`, or it has left. */
 rdt_status rdti_ps_clocks_tick(struct rdti_ps_clocks *clocks, uint32_t worker, uint64_t clock,
                                struct rdt_error *err);
 /* The worker's pushes of its last tick were applied. */
 void rdti_ps_clocks_applied(struct rdti_ps_clocks *clocks, uint32_t worker);
+/* The worker waits for a lease, or has one. */
+void rdti_ps_clocks_park(struct rdti_ps_clocks *clocks, uint32_t worker, bool is_parked);
 /* The worker left or died: the others do not wait for it any more. */
 void rdti_ps_clocks_out(struct rdti_ps_clocks *clocks, uint32_t worker);
 /* The least clock of the members, or UINT64_MAX if there are none. */

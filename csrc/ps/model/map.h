@@ -2,8 +2,8 @@
  * Which server holds which rows of a table, and where. Ids are spread over virtual partitions by
  * their lower bits, so that the frequent ids of a skewed distribution, which are often neighbours,
  * lie in different partitions. Workers and servers compute the same map. */
-#ifndef RDTI_PS_MAP_H
-#define RDTI_PS_MAP_H
+#ifndef RDTI_PS_MODEL_MAP_H
+#define RDTI_PS_MODEL_MAP_H
 
 #include <stdint.h>
 

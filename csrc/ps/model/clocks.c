@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Clocks of workers. */
-#include "ps/clocks.h"
+#include "ps/model/clocks.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
-
-enum { WORKERS_MAX = 4096 };
+#include "ps/model/wire.h"
 
 rdt_status
 rdti_ps_clocks_init(struct rdti_ps_clocks *clocks, uint32_t mode, uint32_t staleness,
@@ -16,9 +15,9 @@ rdti_ps_clocks_init(struct rdti_ps_clocks *clocks, uint32_t mode, uint32_t stale
     memset(clocks, 0, sizeof(*clocks));
     if (mode < RDT_PS_SYNC || mode > RDT_PS_SSP)
         return rdti_error_set(err, RDT_EINVAL, 0, "mode %u is not RDT_PS_SYNC, ASYNC or SSP", mode);
-    if (workers == 0 || workers > WORKERS_MAX)
+    if (workers == 0 || workers > RDTI_PS_WORKERS_MAX)
         return rdti_error_set(err, RDT_EINVAL, 0, "%u workers: 1 to %d are possible", workers,
-                              WORKERS_MAX);
+                              RDTI_PS_WORKERS_MAX);
     clocks->of = calloc(workers, sizeof(*clocks->of));
     if (clocks->of == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "clocks of %u workers", workers);
@@ -46,9 +45,6 @@ rdti_ps_clocks_tick(struct rdti_ps_clocks *clocks, uint32_t worker, uint64_t clo
     if (clock != own->ticks + 1)
         return rdti_error_set(err, RDT_EPROTO, 0, "worker %u ticked to %llu after %llu", worker,
                               (unsigned long long)clock, (unsigned long long)own->ticks);
-    if (clocks->mode == RDT_PS_SYNC && own->ticks > rdti_ps_clocks_least(clocks))
-        return rdti_error_set(err, RDT_EBUSY, 0, "worker %u ticked before its last round had ended",
-                              worker);
     own->ticks = clock;
     return RDT_OK;
 }
@@ -62,6 +58,13 @@ rdti_ps_clocks_applied(struct rdti_ps_clocks *clocks, uint32_t worker)
     clocks->stale[unknown < RDT_PS_STALENESS_BUCKETS ? unknown : RDT_PS_STALENESS_BUCKETS - 1]++;
     clocks->applied++;
     own->seen = clocks->applied;
+}
+
+void
+rdti_ps_clocks_park(struct rdti_ps_clocks *clocks, uint32_t worker, bool is_parked)
+{
+    if (clocks->of[worker].state != RDTI_PS_OUT)
+        clocks->of[worker].state = is_parked ? RDTI_PS_PARKED : RDTI_PS_IN;
 }
 
 void

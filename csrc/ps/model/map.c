@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Partitions and their servers. */
-#include "ps/map.h"
+#include "ps/model/map.h"
 
 #include "base/error.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A table of ids with open addressing. */
-#include "ps/merge.h"
+#include "ps/model/merge.h"
 
 #include <stdlib.h>
 #include <string.h>

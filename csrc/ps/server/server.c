@@ -6,7 +6,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "ps/server_impl.h"
+#include "ps/server/server_impl.h"
 
 #define STAGED_MAX_BYTES (UINT64_C(1) << 30)
 
@@ -146,6 +146,8 @@ rdt_ps_server_destroy(rdt_ps_server *server)
         rdt_region_free(server->clients[worker].answers, NULL, NULL);
         rdti_ps_stage_free(&server->clients[worker].stage);
     }
+    for (uint32_t i = 0; i < server->queue_count; i++)
+        rdti_ps_queue_free(&server->queues[i]);
     rdti_ps_merge_free(&server->merge);
     rdti_ps_clocks_free(&server->clocks);
     free(server->clients);
@@ -219,6 +221,28 @@ rdt_ps_server_add_table(rdt_ps_server *server, const struct rdt_ps_table_opts *o
     (void)pthread_mutex_unlock(&server->lock);
     if (status != RDT_OK)
         rdti_ps_table_destroy(table);
+    return status;
+}
+
+rdt_status
+rdt_ps_server_add_queue(rdt_ps_server *server, uint64_t chunks, uint32_t *id_out,
+                        struct rdt_error *err)
+{
+    struct rdti_ps_queue queue;
+    rdt_status status = rdti_ps_queue_init(&queue, chunks, err);
+
+    if (status != RDT_OK)
+        return status;
+    (void)pthread_mutex_lock(&server->lock);
+    if (server->queue_count < RDTI_PS_QUEUES_MAX) {
+        server->queues[server->queue_count++] = queue;
+        *id_out = server->queue_count;
+    } else {
+        rdti_ps_queue_free(&queue);
+        status =
+            rdti_error_set(err, RDT_EINVAL, 0, "there are %d queues already", RDTI_PS_QUEUES_MAX);
+    }
+    (void)pthread_mutex_unlock(&server->lock);
     return status;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Staged pushes. */
-#include "ps/stage.h"
+#include "ps/model/stage.h"
 
 #include <stdlib.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What a worker pushed since its last tick. Memory is kept from step to step. */
-#ifndef RDTI_PS_STAGE_H
-#define RDTI_PS_STAGE_H
+#ifndef RDTI_PS_MODEL_STAGE_H
+#define RDTI_PS_MODEL_STAGE_H
 
 #include <stdbool.h>
 #include <stdint.h>

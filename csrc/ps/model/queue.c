@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Leases of chunks. */
+#include "ps/model/queue.h"
+
+#include <stdlib.h>
+
+#include "base/error.h"
+
+#define CHUNKS_MAX (UINT64_C(1) << 28)
+
+rdt_status
+rdti_ps_queue_init(struct rdti_ps_queue *queue, uint64_t chunks, struct rdt_error *err)
+{
+    if (chunks > CHUNKS_MAX)
+        return rdti_error_set(err, RDT_EINVAL, 0, "a queue of %llu chunks: at most 2^28",
+                              (unsigned long long)chunks);
+    *queue = (struct rdti_ps_queue){.chunks = chunks};
+    queue->holders = malloc((chunks + 1) * sizeof(*queue->holders));
+    queue->is_applied = calloc(chunks + 1, 1);
+    if (queue->holders == NULL || queue->is_applied == NULL) {
+        rdti_ps_queue_free(queue);
+        return rdti_error_set(err, RDT_ENOMEM, 0, "a queue of %llu chunks",
+                              (unsigned long long)chunks);
+    }
+    for (uint64_t i = 0; i < chunks; i++)
+        queue->holders[i] = RDTI_PS_CHUNK_FREE;
+    return RDT_OK;
+}
+
+void
+rdti_ps_queue_free(struct rdti_ps_queue *queue)
+{
+    free(queue->holders);
+    free(queue->is_applied);
+    queue->holders = NULL;
+    queue->is_applied = NULL;
+}
+
+uint64_t
+rdti_ps_queue_lease(struct rdti_ps_queue *queue, uint32_t worker)
+{
+    uint64_t chunk = RDT_PS_CHUNK_NONE;
+
+    for (uint64_t i = 0; i < queue->next && queue->returned > 0; i++)
+        if (queue->holders[i] == RDTI_PS_CHUNK_FREE) {
+            queue->returned--;
+            chunk = i;
+            break;
+        }
+    if (chunk == RDT_PS_CHUNK_NONE) {
+        if (queue->next == queue->chunks)
+            return RDT_PS_CHUNK_NONE;
+        chunk = queue->next++;
+    }
+    queue->holders[chunk] = worker;
+    return chunk;
+}
+
+bool
+rdti_ps_queue_apply(struct rdti_ps_queue *queue, uint64_t chunk)
+{
+    const bool is_first = queue->is_applied[chunk] == 0;
+
+    queue->is_applied[chunk] = 1;
+    return is_first;
+}
+
+void
+rdti_ps_queue_confirm(struct rdti_ps_queue *queue, uint32_t worker)
+{
+    for (uint64_t i = 0; i < queue->next; i++)
+        if (queue->holders[i] == worker) {
+            queue->holders[i] = RDTI_PS_CHUNK_DONE;
+            queue->done++;
+        }
+}
+
+void
+rdti_ps_queue_return(struct rdti_ps_queue *queue, uint32_t worker)
+{
+    for (uint64_t i = 0; i < queue->next; i++)
+        if (queue->holders[i] == worker) {
+            queue->holders[i] = RDTI_PS_CHUNK_FREE;
+            queue->returned++;
+        }
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A queue of chunks of samples that workers lease from server 0. A lease ends when its worker asks
+ * for the next one, or leaves after the chunk's step: then all servers have applied the step. The
+ * leases of a worker that dies go to others, and a server that had applied the step drops its
+ * repetition. Pure: no threads. */
+#ifndef RDTI_PS_MODEL_QUEUE_H
+#define RDTI_PS_MODEL_QUEUE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "rdmatensor_ps.h"
+
+struct rdti_ps_queue {
+    uint64_t chunks;
+    uint64_t done;
+    uint64_t next;       /* all before it are leased or done, but for those that came back */
+    uint64_t returned;   /* chunks before next that are free */
+    uint32_t *holders;   /* of each chunk: RDTI_PS_CHUNK_*, or the worker; on server 0 */
+    uint8_t *is_applied; /* of each chunk, on this server */
+};
+#define RDTI_PS_CHUNK_FREE UINT32_MAX
+#define RDTI_PS_CHUNK_DONE (UINT32_MAX - 1)
+
+/* RDT_EINVAL: more than 2^28 chunks. */
+rdt_status rdti_ps_queue_init(struct rdti_ps_queue *queue, uint64_t chunks, struct rdt_error *err);
+void rdti_ps_queue_free(struct rdti_ps_queue *queue);
+/* The first free chunk, for this worker; RDT_PS_CHUNK_NONE: none is free now. */
+uint64_t rdti_ps_queue_lease(struct rdti_ps_queue *queue, uint32_t worker);
+/* The chunk's step is applied on this server. False: it was before. */
+bool rdti_ps_queue_apply(struct rdti_ps_queue *queue, uint64_t chunk);
+/* The worker's chunks are done. */
+void rdti_ps_queue_confirm(struct rdti_ps_queue *queue, uint32_t worker);
+/* The worker's leases come back. */
+void rdti_ps_queue_return(struct rdti_ps_queue *queue, uint32_t worker);
+static inline bool
+rdti_ps_queue_is_over(const struct rdti_ps_queue *queue)
+{
+    return queue->done == queue->chunks;
+}
+
+#endif

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Leases: which worker processes which chunk next. */
+#include <string.h>
+
+#include "ps/server/server_impl.h"
+#include "wire/bytes.h"
+
+/* RDT_PS_SYNC: leases are given when all members wait for one, so that they do not depend on the
+ * order in which workers ask. */
+static bool
+leases_are_due(const rdt_ps_server *server)
+{
+    if (server->opts.mode != RDT_PS_SYNC)
+        return true;
+    for (uint32_t worker = 0; worker < server->opts.workers; worker++)
+        if (server->clocks.of[worker].state == RDTI_PS_IN)
+            return false;
+    return true;
+}
+
+static void
+leases_give(rdt_ps_server *server, uint32_t worker, uint64_t chunk, const uint8_t *members,
+            uint32_t members_bytes)
+{
+    struct rdti_ps_client *client = &server->clients[worker];
+    uint8_t *payload = rdti_ps_answer_payload(server, worker, client->lease_slot);
+
+    client->has_lease_request = false;
+    rdti_ps_clocks_park(&server->clocks, worker, false);
+    rdti_put_u64(payload, chunk);
+    memcpy(payload + sizeof(chunk), members, members_bytes);
+    rdti_ps_answer_send(server, worker, client->lease_slot,
+                        (uint32_t)sizeof(chunk) + members_bytes);
+}
+
+void
+rdti_ps_leases_advance(rdt_ps_server *server)
+{
+    const uint32_t members_bytes =
+        server->opts.mode == RDT_PS_SYNC ? rdti_ps_members_bytes(server->opts.workers) : 0;
+    uint8_t members[RDTI_PS_MEMBERS_BYTES] = {0};
+
+    if (!leases_are_due(server))
+        return;
+    for (uint32_t worker = 0; worker < server->opts.workers; worker++) {
+        struct rdti_ps_client *client = &server->clients[worker];
+        if (!client->has_lease_request)
+            continue;
+        struct rdti_ps_queue *queue = &server->queues[client->lease_queue - 1];
+        client->leased = rdti_ps_queue_lease(queue, worker);
+        client->is_lease_due = client->leased != RDT_PS_CHUNK_NONE || rdti_ps_queue_is_over(queue);
+        if (client->leased != RDT_PS_CHUNK_NONE)
+            members[worker / 8] |= (uint8_t)(1u << worker % 8);
+    }
+    for (uint32_t worker = 0; worker < server->opts.workers; worker++)
+        if (server->clients[worker].has_lease_request && server->clients[worker].is_lease_due)
+            leases_give(server, worker, server->clients[worker].leased, members, members_bytes);
+}
