@@ -3,7 +3,7 @@
  * all_gather that the caller waits for, tells the members what each initialises and where its
  * tensor lies. Binding compares that, chooses the algorithm, builds its schedule and holds the
  * peers' memory. A second exchange tells whether each member has what it needs, so that all use the
- * tensors in place, or none does.
+ * tensors in place, or none does. wire/group/persistent.h has what they exchange.
  *
  *   state       leaves by
  *   EXCHANGING  the exchange ends -> IDLE, or FAILED after an error

@@ -643,16 +643,6 @@ RDT_API uint64_t rdt_group_timeout(const rdt_group *group);
 RDT_API void rdt_group_abort(rdt_group *group, const char *reason);
 /* RDT_OK, or the error that broke the group: that of the member that died first, or of an abort. */
 RDT_API RDT_NODISCARD rdt_status rdt_group_error(rdt_group *group, struct rdt_error *err);
-enum {
-    RDT_BROKEN_NOT = 0,     /* it works, or was destroyed before it broke */
-    RDT_BROKEN_BY_DEADLINE, /* a deadline passed on this rank: rdt_group_give_up() */
-    RDT_BROKEN_BY_LOSS,     /* a member died, left or is unreachable */
-    RDT_BROKEN_BY_ABORT,    /* this rank aborted it: rdt_group_abort() */
-    RDT_BROKEN_BY_MEMBER    /* another member reported its own deadline or abort */
-};
-/* Why the group broke. RDT_BROKEN_BY_MEMBER becomes RDT_BROKEN_BY_LOSS when this rank learns that
- * the member which that report blamed is dead. Any thread; RDT_BROKEN_NOT in a forked child. */
-RDT_API uint32_t rdt_group_broken_by(rdt_group *group);
 
 #define RDT_SOURCE_ANY UINT32_C(0xffffffff)
 /* The upper two bits of tags that are used once, for messages with a desc: a source uses each such
@@ -780,9 +770,9 @@ RDT_API RDT_NODISCARD rdt_status rdt_coll_post(rdt_group *group, const struct rd
  * agree. It copies the arguments and begins an exchange; wait for the transfer, then call
  * rdt_coll_bind(), and wait for its transfer. That compares what the members initialised, chooses
  * the algorithm, builds its schedule and takes its temporary memory. From then on a start writes
- * and reads. Where all members
- * are on one host and their tensors in arenas, members use each other's tensors in place (ALLREDUCE
- * with send == recv, ALLGATHER, REDUCE_SCATTER, BROADCAST).
+ * and reads. Where all members are on one host, members use each other's large tensors in place, if
+ * these are in arenas: all tensors of ALLREDUCE (send == recv), `send` of ALLGATHER and
+ * REDUCE_SCATTER, the root's of BROADCAST. rdt_coll_get_binding() says whether they do.
  *
  * Members start the same ones in the same order; a start does not match rdt_coll_post(). A start
  * reads what is in the tensors then. Buffers and their regions stay valid until rdt_coll_free() and
@@ -811,6 +801,43 @@ RDT_API RDT_NODISCARD rdt_status rdt_coll_start(rdt_persistent *persistent, uint
  * rdt_group_destroy(): one that is left keeps the connections to the members open, so that they do
  * not see this member leave. */
 RDT_API void rdt_coll_free(rdt_persistent *persistent);
+
+/* How the starts of a persistent collective work. */
+enum {
+    RDT_WAY_UNBOUND = 0,  /* its initialisation has not ended, or it failed */
+    RDT_WAY_IN_PLACE = 1, /* members use each other's tensors */
+    RDT_WAY_STAGES = 2,   /* by copies in memory that the members of a host share */
+    RDT_WAY_MESSAGES = 3, /* between hosts, or where members share no memory */
+    RDT_WAY_ALONE = 4     /* the group has one member */
+};
+/* Why a persistent collective does not work in place. Those up to NOT_IN_ARENA travel. */
+enum {
+    RDT_LANDING_OFFERED = 0,      /* nothing prevents it */
+    RDT_LANDING_UNUSED = 1,       /* of a member: no other one reads its tensor */
+    RDT_LANDING_OPERATION = 2,    /* the operation is never in place */
+    RDT_LANDING_SMALL = 3,        /* copies take less time than another exchange */
+    RDT_LANDING_BLOCKS = 4,       /* separate blocks were given */
+    RDT_LANDING_APART = 5,        /* all_reduce into another tensor */
+    RDT_LANDING_OVERLAPS = 6,     /* what is written overlaps what others read */
+    RDT_LANDING_NOT_IN_ARENA = 7, /* the tensor is in no arena */
+    RDT_LANDING_NOT_HELD = 8,     /* a member cannot hold the memory of another */
+    RDT_LANDING_HOSTS = 9,        /* members are on several hosts, or share no memory */
+    RDT_LANDING_GROUP_SIZE = 10,  /* a group of more than 64 members sends messages */
+    RDT_LANDING_ALGORITHM = 11    /* RDMATENSOR_ALGO names an algorithm that sends messages */
+};
+struct rdt_coll_binding {
+    uint32_t struct_size;
+    uint32_t way;     /* RDT_WAY_* */
+    uint32_t landing; /* why it is not in place: RDT_LANDING_* */
+    uint32_t rank;    /* group rank of the member that `landing` is about, or RDT_SOURCE_ANY */
+    uint64_t starts;
+    const char *way_name;  /* static text, as the next: "in place" */
+    const char *algorithm; /* NULL while it is unbound */
+    const char *reason;    /* `landing` in words; "" if it is OFFERED */
+};
+/* What members agreed on. The caller sets out->struct_size; of a shorter struct only its fields are
+ * filled. Any thread. */
+RDT_API void rdt_coll_get_binding(const rdt_persistent *persistent, struct rdt_coll_binding *out);
 
 #ifdef __cplusplus
 }

@@ -9,7 +9,7 @@
  *
  * A member that works in others' tensors holds them, so that their memory is not used for anything
  * else. A member that fails waits until no other one works in its own tensor (struct
- * rdti_board_flags), but not for ever: a member can claim to be working when it is not. / */
+ * rdti_board_flags), but not for ever: a member can claim to be working when it is not. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -227,7 +227,7 @@ rdti_placed_hold(struct rdti_coll *coll, struct rdt_error *err)
 
     for (uint32_t i = 0; i < coll->size && status == RDT_OK; i++) {
         void *base = NULL;
-        if (placed->tensors[i] != NULL)
+        if (placed->tensors[i] != NULL || placed->places[i].region.len_bytes == 0)
             continue;
         status = rdt_endpoint_hold(coll->team->members[i].endpoint, &placed->places[i].region,
                                    &base, err);

@@ -7,11 +7,12 @@
 
 #include "collectives/board/board.h"
 #include "collectives/team/team.h"
-#include "wire/group/placement.h"
+#include "wire/group/persistent.h"
+#include "wire/place.h"
 
 struct rdti_placed {
-    struct rdti_place places[RDTI_TEAM_MAX];
-    uint8_t *tensors[RDTI_TEAM_MAX]; /* NULL: not held */
+    struct rdti_place places[RDTI_TEAM_MAX]; /* a region of no bytes: the tensor is not used here */
+    uint8_t *tensors[RDTI_TEAM_MAX];         /* NULL: not held */
 };
 
 /* in_place.c: the place of a tensor that lies in the arena; false: it does not. */
@@ -31,11 +32,16 @@ void rdti_placed_release(struct rdti_coll *coll);
 
 /* landing.c: the operations of persistent collectives over held tensors. */
 extern const struct rdti_direct_op rdti_direct_landed;
-/* The descriptor of the local tensor that peers use; NONE where they cannot, or gain nothing. */
-void rdti_landing_export(const struct rdti_coll *coll, struct rdti_placement *out);
-/* Takes the landings of all members, in rank order, and holds them, if all have one. Else the
- * collective stays as it is. RDT_EPROTO, RDT_ENOMEM, errors of rdt_endpoint_hold(). */
-rdt_status rdti_landing_bind(struct rdti_coll *coll, const struct rdti_placement *places,
+/* Fills landing and place: whether peers may use the local tensor, and where it is. */
+void rdti_landing_offer(const struct rdti_coll *coll, struct rdti_persistent_record *out);
+/* Whether each tensor that others use is offered; `records` of all members, in rank order. Else the
+ * first that is not: *landing_out says why, *rank_out whose it is. The same on all members. */
+bool rdti_landing_is_offered(const struct rdti_coll *coll,
+                             const struct rdti_persistent_record *records, uint32_t *landing_out,
+                             uint32_t *rank_out);
+/* Holds the tensors that this member uses, which are offered. On failure the collective stays as it
+ * is. RDT_EPROTO, RDT_ENOMEM, errors of rdt_endpoint_hold(). */
+rdt_status rdti_landing_bind(struct rdti_coll *coll, const struct rdti_persistent_record *records,
                              struct rdt_error *err);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Landings: the tensors of a persistent collective, which the members hold from its initialisation
- * on. A start takes two ticks. The first says that the member's tensor may be used, the second that
+ * Landings: the tensors of a persistent collective, which the members that use them hold from its
+ * initialisation on. A start takes two ticks. The first says that the member's tensor may be used, the second that
  * the member uses no other one any more. Between them each member reads, and for all_reduce writes,
  * the tensors themselves, with no copy through a stage. A member whose all_reduce has other memory
  * in this start says so in the first tick, and then all go over the stages.
@@ -17,8 +17,7 @@
 #include "collectives/collective.h"
 #include "collectives/team/team.h"
 #include "rdmatensor_ext.h"
-#include "wire/bytes.h"
-#include "wire/group/placement.h"
+#include "wire/group/persistent.h"
 
 enum {
     /* From here on two ticks and one pass over the payload take less than a stage's one tick and
@@ -35,47 +34,104 @@ landing_overlaps(const void *a, uint64_t a_bytes, const void *b, uint64_t b_byte
     return (uintptr_t)a < (uintptr_t)b + b_bytes && (uintptr_t)b < (uintptr_t)a + a_bytes;
 }
 
-/* NULL: nothing. Output that overlaps input which peers read is not written before they have: such
- * members use stages. A member's own block is read by itself alone. */
-static const void *
-landing_of(const struct rdti_coll *coll, uint64_t *len_bytes)
+/* Bytes of a member's tensor that others use. */
+static uint64_t
+landing_bytes(const struct rdti_coll *coll)
+{
+    return coll->args.op == RDT_COLL_REDUCE_SCATTER ? coll->size * coll->block_bytes
+                                                    : coll->block_bytes;
+}
+
+/* Others use the member's tensor. Of those that the operation has, only an all_reduce writes it. */
+static bool
+landing_is_used(const struct rdti_coll *coll, uint32_t member)
+{
+    return coll->args.op != RDT_COLL_BROADCAST || member == coll->args.root;
+}
+
+static bool
+landing_has(uint32_t op)
+{
+    return op == RDT_COLL_ALLREDUCE || op == RDT_COLL_REDUCE_SCATTER || op == RDT_COLL_ALLGATHER ||
+           op == RDT_COLL_BROADCAST;
+}
+
+/* Output that overlaps input which others read is not written before they have. A member's own
+ * block is read by itself alone. */
+static bool
+landing_is_overwritten(const struct rdti_coll *coll)
 {
     const struct rdt_coll_args *args = &coll->args;
     const uint64_t all_bytes = coll->size * coll->block_bytes;
 
-    *len_bytes = coll->block_bytes;
-    if (args->blocks != NULL || coll->block_bytes < LANDED_FROM_BYTES)
-        return NULL;
     switch (args->op) {
-    case RDT_COLL_ALLREDUCE:
-        return args->send == args->recv ? args->recv : NULL;
     case RDT_COLL_REDUCE_SCATTER:
-        *len_bytes = all_bytes;
-        return args->recv == rdti_coll_send_block(coll, coll->rank) ||
-                       !landing_overlaps(args->send, all_bytes, args->recv, coll->block_bytes)
-                   ? args->send
-                   : NULL;
+        return args->recv != rdti_coll_send_block(coll, coll->rank) &&
+               landing_overlaps(args->send, all_bytes, args->recv, coll->block_bytes);
     case RDT_COLL_ALLGATHER:
-        return args->send == rdti_coll_recv_block(coll, coll->rank) ||
-                       !landing_overlaps(args->send, coll->block_bytes, args->recv, all_bytes)
-                   ? args->send
-                   : NULL;
-    case RDT_COLL_BROADCAST:
-        return args->recv;
+        return args->send != rdti_coll_recv_block(coll, coll->rank) &&
+               landing_overlaps(args->send, coll->block_bytes, args->recv, all_bytes);
     default:
-        return NULL;
+        return false;
     }
 }
 
-void
-rdti_landing_export(const struct rdti_coll *coll, struct rdti_placement *out)
+static const void *
+landing_tensor(const struct rdti_coll *coll)
 {
-    uint64_t len_bytes;
-    const uint8_t *tensor = landing_of(coll, &len_bytes);
+    return coll->args.op == RDT_COLL_BROADCAST ? coll->args.recv : coll->args.send;
+}
 
-    *out = (struct rdti_placement){.saying = RDTI_PLACEMENT_NONE};
-    if (tensor != NULL && rdti_placed_find(coll, tensor, len_bytes, &out->place))
-        out->saying = RDTI_PLACEMENT_NEW;
+/* Why others cannot use the local tensor, as far as the arguments say. */
+static uint32_t
+landing_of(const struct rdti_coll *coll)
+{
+    const struct rdt_coll_args *args = &coll->args;
+
+    if (!landing_has(args->op))
+        return RDT_LANDING_OPERATION;
+    if (coll->block_bytes < LANDED_FROM_BYTES)
+        return RDT_LANDING_SMALL;
+    if (args->blocks != NULL)
+        return RDT_LANDING_BLOCKS;
+    if (args->op == RDT_COLL_ALLREDUCE && args->send != args->recv)
+        return RDT_LANDING_APART;
+    if (landing_is_overwritten(coll))
+        return RDT_LANDING_OVERLAPS;
+    return landing_is_used(coll, coll->rank) ? RDT_LANDING_OFFERED : RDT_LANDING_UNUSED;
+}
+
+void
+rdti_landing_offer(const struct rdti_coll *coll, struct rdti_persistent_record *out)
+{
+    out->landing = landing_of(coll);
+    if (out->landing != RDT_LANDING_OFFERED)
+        return;
+    struct rdti_place place = {0};
+    if (rdti_placed_find(coll, landing_tensor(coll), landing_bytes(coll), &place))
+        out->place = place;
+    else
+        out->landing = RDT_LANDING_NOT_IN_ARENA;
+}
+
+bool
+rdti_landing_is_offered(const struct rdti_coll *coll, const struct rdti_persistent_record *records,
+                        uint32_t *landing_out, uint32_t *rank_out)
+{
+    for (uint32_t i = 0; i < coll->size; i++) {
+        const bool is_used = landing_has(coll->args.op) && landing_is_used(coll, i);
+        if (records[i].landing == RDT_LANDING_OFFERED ||
+            (!is_used && records[i].landing == RDT_LANDING_UNUSED))
+            continue;
+        *landing_out = records[i].landing;
+        *rank_out = *landing_out == RDT_LANDING_OPERATION || *landing_out == RDT_LANDING_SMALL
+                        ? RDT_SOURCE_ANY /* of all */
+                        : i;
+        return false;
+    }
+    *landing_out = RDT_LANDING_OFFERED;
+    *rank_out = RDT_SOURCE_ANY;
+    return true;
 }
 
 /* ---- Work ---- */
@@ -147,14 +203,39 @@ landing_work(struct rdti_coll *coll)
 static rdt_status
 landing_fill(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 {
-    uint8_t *payload = rdti_direct_line(coll, coll->rank)->u.payload;
+    const struct rdti_persistent_start start = {.number = coll->direct.number,
+                                                .is_aside = coll->is_aside ? 1 : 0};
 
     if (step > 0)
         return coll->direct.placed != NULL ? rdti_placed_work(coll, landing_work)
                                            : rdti_shares_fill(coll, step, err);
-    rdti_put_u64(payload, coll->direct.number);
-    rdti_put_u64(payload + 8, coll->is_aside ? 1 : 0);
+    rdti_persistent_start_encode(&start, rdti_direct_line(coll, coll->rank)->u.payload);
     return RDT_OK;
+}
+_Static_assert((int)RDTI_PERSISTENT_START_BYTES <= (int)RDTI_INLINE_BYTES, "it fits a line");
+
+/* RDT_EPROTO: bytes that mean nothing; RDT_EMISMATCH: the member started another one. */
+static rdt_status
+landing_read_start(const struct rdti_coll *coll, uint32_t member, bool *is_aside_out,
+                   struct rdt_error *err)
+{
+    uint8_t bytes[RDTI_PERSISTENT_START_BYTES];
+    struct rdti_persistent_start start;
+    struct rdt_error why; /* filled where the decoder refuses */
+
+    memcpy(bytes, rdti_direct_line(coll, member)->u.payload, sizeof(bytes)); /* it may store on */
+    if (rdti_persistent_start_decode(bytes, sizeof(bytes), &start, &why) != RDT_OK)
+        return rdti_error_set(err, RDT_EPROTO, 0, "%s sent a %s",
+                              rdti_coll_rank_name(coll, member).text, why.message);
+    *is_aside_out = start.is_aside != 0;
+    if (start.number == coll->direct.number)
+        return RDT_OK;
+    return rdti_error_set(err, RDT_EMISMATCH, 0,
+                          "%s started the persistent collective that the group's collective #%llu "
+                          "initialised, %s (this one) that of #%llu",
+                          rdti_coll_rank_name(coll, member).text, (unsigned long long)start.number,
+                          rdti_coll_rank_name(coll, coll->rank).text,
+                          (unsigned long long)coll->direct.number);
 }
 
 /* Two persistent collectives of one description have different memory. */
@@ -166,17 +247,11 @@ landing_use(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
     if (step > 0)
         return coll->direct.placed != NULL ? RDT_OK : rdti_shares_use(coll, step, err);
     for (uint32_t i = 0; i < coll->size; i++) {
-        const uint8_t *payload = rdti_direct_line(coll, i)->u.payload;
-        const uint64_t theirs = rdti_get_u64(payload);
-        is_aside |= rdti_get_u64(payload + 8) != 0;
-        if (i == coll->rank || theirs == coll->direct.number)
-            continue;
-        return rdti_error_set(err, RDT_EMISMATCH, 0,
-                              "%s started the persistent collective that the group's collective "
-                              "#%llu initialised, %s (this one) that of #%llu",
-                              rdti_coll_rank_name(coll, i).text, (unsigned long long)theirs,
-                              rdti_coll_rank_name(coll, coll->rank).text,
-                              (unsigned long long)coll->direct.number);
+        bool is_members = false;
+        const rdt_status status = landing_read_start(coll, i, &is_members, err);
+        if (status != RDT_OK)
+            return status;
+        is_aside |= is_members;
     }
     if (is_aside) {
         coll->direct.placed = NULL; /* the persistent collective keeps it */
@@ -208,9 +283,8 @@ static rdt_status
 landing_take(struct rdti_coll *coll, struct rdti_placed *placed, uint32_t member,
              const struct rdti_place *place, struct rdt_error *err)
 {
-    uint64_t len_bytes;
+    const uint64_t len_bytes = landing_bytes(coll);
 
-    (void)landing_of(coll, &len_bytes);
     if (!rdti_range_ok(place->off_bytes, len_bytes, place->region.len_bytes))
         return rdti_error_set(err, RDT_EPROTO, 0,
                               "%s sent the place of a tensor that does not fit there",
@@ -238,25 +312,20 @@ landing_hold(struct rdti_coll *coll, struct rdt_error *err)
 }
 
 rdt_status
-rdti_landing_bind(struct rdti_coll *coll, const struct rdti_placement *places,
+rdti_landing_bind(struct rdti_coll *coll, const struct rdti_persistent_record *records,
                   struct rdt_error *err)
 {
-    uint64_t len_bytes;
-    const uint8_t *own = landing_of(coll, &len_bytes);
+    struct rdti_placed *placed = calloc(1, sizeof(*placed));
     rdt_status status = RDT_OK;
 
-    for (uint32_t i = 0; i < coll->size; i++)
-        if (places[i].saying == RDTI_PLACEMENT_NONE)
-            return RDT_OK;
-    struct rdti_placed *placed = calloc(1, sizeof(*placed));
     if (placed == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "%s: no memory for %zu bytes",
                               rdti_coll_name(coll->args.op), sizeof(*placed));
     coll->direct.placed = placed;
-    placed->tensors[coll->rank] = (uint8_t *)(uintptr_t)own;
+    placed->tensors[coll->rank] = (uint8_t *)(uintptr_t)landing_tensor(coll);
     for (uint32_t i = 0; i < coll->size && status == RDT_OK; i++)
-        if (i != coll->rank)
-            status = landing_take(coll, placed, i, &places[i].place, err);
+        if (i != coll->rank && landing_is_used(coll, i))
+            status = landing_take(coll, placed, i, &records[i].place, err);
     if (status == RDT_OK)
         status = landing_hold(coll, err);
     if (status != RDT_OK) {

@@ -22,6 +22,7 @@ enum { OPERATIONS = sizeof(operations) / sizeof(operations[0]) };
 static struct fake_world world;
 static bool is_in_arena;
 static bool is_on_hosts;
+static const char *algorithm;
 
 /* What a rank has for a member in a start. Sums of a few of them are exact. */
 static float
@@ -198,6 +199,51 @@ finish(const struct side *side, rdt_transfer *t)
     CHECK_OK(fake_wait(side->group, t, &err), &err);
 }
 
+/* How it works, by what its operation and its tensors are. */
+static uint32_t
+wanted_landing(const struct side *side)
+{
+    const uint32_t op = side->args.op;
+    const bool is_landed = op == RDT_COLL_ALLREDUCE || op == RDT_COLL_BROADCAST ||
+                           op == RDT_COLL_ALLGATHER || op == RDT_COLL_REDUCE_SCATTER;
+
+    if (!is_landed)
+        return RDT_LANDING_OPERATION;
+    if (side->args.count * sizeof(float) < 128 * 1024)
+        return RDT_LANDING_SMALL;
+    return is_in_arena ? RDT_LANDING_OFFERED : RDT_LANDING_NOT_IN_ARENA;
+}
+
+static void
+check_binding(const struct side *side)
+{
+    struct rdt_coll_binding binding = {.struct_size = sizeof(binding)};
+    const bool is_direct = strcmp(algorithm, "auto") == 0 && !is_on_hosts;
+
+    rdt_coll_get_binding(side->persistent, &binding);
+    CHECK_UINT_EQ(binding.starts, STARTS);
+    CHECK_NOT_NULL(binding.algorithm);
+    if (world.size == 1) {
+        CHECK_UINT_EQ(binding.way, RDT_WAY_ALONE);
+        CHECK_STR_EQ(binding.reason, "");
+        return;
+    }
+    CHECK_INT_EQ(strcmp(binding.algorithm, "direct") == 0 && is_direct, is_direct);
+    if (!is_direct) {
+        CHECK_UINT_EQ(binding.way, RDT_WAY_MESSAGES);
+        CHECK_UINT_EQ(binding.landing, is_on_hosts ? RDT_LANDING_HOSTS : RDT_LANDING_ALGORITHM);
+        return;
+    }
+    CHECK_UINT_EQ(binding.landing, wanted_landing(side));
+    CHECK_UINT_EQ(binding.way,
+                  binding.landing == RDT_LANDING_OFFERED ? RDT_WAY_IN_PLACE : RDT_WAY_STAGES);
+    CHECK_INT_EQ(binding.reason[0] == '\0', binding.landing == RDT_LANDING_OFFERED);
+    if (binding.landing == RDT_LANDING_NOT_IN_ARENA)
+        CHECK_UINT_EQ(binding.rank, side->args.op == RDT_COLL_BROADCAST ? world.size - 1 : 0);
+    else
+        CHECK_UINT_EQ(binding.rank, RDT_SOURCE_ANY);
+}
+
 /* Each by itself, and three at once. */
 static void
 repeat(rdt_group *group)
@@ -212,6 +258,7 @@ repeat(rdt_group *group)
                 if (operations[o] != RDT_COLL_BARRIER)
                     check(&side, serial);
             }
+            check_binding(&side);
             side_close(&side);
         }
 }
@@ -382,9 +429,10 @@ run_swapped(void *arg)
 }
 
 static void
-run_once(uint32_t size, const char *algorithm, void *(*rank_main)(void *group))
+run_once(uint32_t size, const char *name, void *(*rank_main)(void *group))
 {
-    fake_force(algorithm);
+    algorithm = name;
+    fake_force(name);
     fake_world_init(&world, size, size);
     fake_world_run(&world, rank_main);
     fake_world_fini(&world);
@@ -400,9 +448,10 @@ run_rank(void *arg)
 }
 
 static void
-run_all(uint32_t size, const char *algorithm)
+run_all(uint32_t size, const char *name)
 {
-    fake_force(algorithm);
+    algorithm = name;
+    fake_force(name);
     fake_world_init(&world, size, 77 + size);
     for (uint32_t rank = 0; rank < size; rank++)
         world.hosts[rank] = is_on_hosts ? rank / 2 : 0;
@@ -438,6 +487,58 @@ TEST(starts_on_several_hosts)
     is_on_hosts = true;
     run_all(4, "auto");
     is_on_hosts = false;
+}
+
+/* Of a broadcast only the root's tensor is used by others, of an all_gather each member's. */
+static void *
+run_mixed(void *arg)
+{
+    rdt_group *group = arg;
+    const uint32_t root = world.size - 1;
+    struct side side;
+
+    for (unsigned o = 0; o < 2; o++) {
+        struct rdt_coll_binding binding = {.struct_size = sizeof(binding)};
+        const bool is_broadcast = o == 0;
+        side_open(&side, group, is_broadcast ? RDT_COLL_BROADCAST : RDT_COLL_ALLGATHER, counts[2]);
+        float *given[2] = {side.send, side.recv};
+        const uint64_t len_bytes = (counts[2] * world.size + 1) * sizeof(float);
+        if (group->rank != root) {
+            side.send = malloc(len_bytes);
+            side.recv = malloc(len_bytes);
+            CHECK_NOT_NULL(side.send);
+            CHECK_NOT_NULL(side.recv);
+        }
+        rdt_coll_free(side.persistent);
+        side.args.send = side.send;
+        side.args.recv = side.recv;
+        side_init(&side);
+        for (unsigned serial = 0; serial < STARTS; serial++) {
+            put(&side, serial);
+            finish(&side, start(&side, 0));
+            check(&side, serial);
+        }
+        rdt_coll_get_binding(side.persistent, &binding);
+        CHECK_UINT_EQ(binding.way, is_broadcast ? RDT_WAY_IN_PLACE : RDT_WAY_STAGES);
+        CHECK_UINT_EQ(binding.landing,
+                      is_broadcast ? RDT_LANDING_OFFERED : RDT_LANDING_NOT_IN_ARENA);
+        CHECK_UINT_EQ(binding.rank, is_broadcast ? RDT_SOURCE_ANY : 0);
+        if (group->rank != root) {
+            free(side.send);
+            free(side.recv);
+        }
+        side.send = given[0];
+        side.recv = given[1];
+        side_close(&side);
+    }
+    return NULL;
+}
+
+TEST(a_broadcast_needs_the_roots_tensor_alone_in_an_arena)
+{
+    is_in_arena = true;
+    for (uint32_t size = 2; size <= 4; size++)
+        run_once(size, "auto", run_mixed);
 }
 
 TEST(wrong_calls_are_refused)

@@ -14,6 +14,7 @@
 #include "wire/handshake.h"
 #include "wire/endpoint/message.h"
 #include "wire/notify.h"
+#include "wire/group/persistent.h"
 #include "wire/group/placement.h"
 #include "wire/endpoint/slot_header.h"
 #include "wire/endpoint/sums.h"
@@ -163,6 +164,9 @@ union any_value {
     struct rdti_placement placement;
     struct rdti_card card;
     struct rdti_told told;
+    struct rdti_persistent_record persistent_record;
+    struct rdti_persistent_vote persistent_vote;
+    struct rdti_persistent_start persistent_start;
 };
 
 /* Thunks of one codec of fixed size whose encoder returns nothing. */
@@ -207,6 +211,9 @@ FIXED_CODEC(rdti_founding_vote, founding_vote, RDTI_FOUNDING_VOTE_BYTES)
 FIXED_CODEC(rdti_costs, costs, RDTI_COSTS_BYTES)
 FIXED_CODEC(rdti_card, card, RDTI_CARD_BYTES)
 FIXED_CODEC(rdti_told, told, RDTI_TOLD_BYTES)
+FIXED_CODEC(rdti_persistent_record, persistent_record, RDTI_PERSISTENT_RECORD_BYTES)
+FIXED_CODEC(rdti_persistent_vote, persistent_vote, RDTI_PERSISTENT_VOTE_BYTES)
+FIXED_CODEC(rdti_persistent_start, persistent_start, RDTI_PERSISTENT_START_BYTES)
 FRAME_CODEC(rdti_placement, placement)
 FRAME_CODEC(rdti_sums, sums)
 FRAME_CODEC(rdti_path, path)
@@ -590,6 +597,44 @@ fill_told(struct rng *rng, void *value)
 }
 
 static inline void
+fill_persistent_record(struct rng *rng, void *value)
+{
+    struct rdti_persistent_record *v = value;
+    const bool reduces[RDT_COLL_BARRIER + 1] = {[RDT_COLL_ALLREDUCE] = true,
+                                                [RDT_COLL_REDUCE] = true,
+                                                [RDT_COLL_REDUCE_SCATTER] = true};
+    const bool is_rootless[RDT_COLL_BARRIER + 1] = {[RDT_COLL_ALLREDUCE] = true,
+                                                    [RDT_COLL_ALLGATHER] = true,
+                                                    [RDT_COLL_REDUCE_SCATTER] = true,
+                                                    [RDT_COLL_ALLTOALL] = true,
+                                                    [RDT_COLL_BARRIER] = true};
+
+    v->op = 1 + rng_below(rng, RDT_COLL_BARRIER);
+    v->dtype = v->op == RDT_COLL_BARRIER ? 0 : rng_dtype(rng);
+    v->reduce_op = reduces[v->op] ? 1 + rng_below(rng, RDT_BXOR) : 0;
+    v->root = is_rootless[v->op] ? 0 : rng_u32(rng);
+    v->count = v->op == RDT_COLL_BARRIER || v->op == RDT_COLL_ALLTOALL ? 0 : rng_u64(rng);
+    v->landing = rng_below(rng, RDT_LANDING_NOT_IN_ARENA + 1);
+    if (v->landing == RDT_LANDING_OFFERED)
+        rng_place(rng, &v->place);
+}
+
+static inline void
+fill_persistent_vote(struct rng *rng, void *value)
+{
+    ((struct rdti_persistent_vote *)value)->vote = 1 + rng_below(rng, RDTI_VOTE_FAILED);
+}
+
+static inline void
+fill_persistent_start(struct rng *rng, void *value)
+{
+    struct rdti_persistent_start *v = value;
+
+    v->number = rng_u64(rng);
+    v->is_aside = rng_below(rng, 2);
+}
+
+static inline void
 fill_region(struct rng *rng, void *value)
 {
     rng_region(rng, value);
@@ -640,6 +685,12 @@ static const struct codec codecs[] = {
     ENTRY(card, struct rdti_card, RDTI_CARD_BYTES, RDTI_CARD_BYTES, false),
     ENTRY(told, struct rdti_told, RDTI_TOLD_BYTES, RDTI_TOLD_BYTES, false),
     ENTRY(placement, struct rdti_placement, RDTI_PLACEMENT_BRIEF_BYTES, RDTI_PLACEMENT_BYTES, true),
+    ENTRY(persistent_record, struct rdti_persistent_record, RDTI_PERSISTENT_RECORD_BYTES,
+          RDTI_PERSISTENT_RECORD_BYTES, false),
+    ENTRY(persistent_vote, struct rdti_persistent_vote, RDTI_PERSISTENT_VOTE_BYTES,
+          RDTI_PERSISTENT_VOTE_BYTES, false),
+    ENTRY(persistent_start, struct rdti_persistent_start, RDTI_PERSISTENT_START_BYTES,
+          RDTI_PERSISTENT_START_BYTES, false),
 #undef ENTRY
 };
 /* clang-format on */
