@@ -164,7 +164,11 @@ def describe(group: ProcessGroup | None = None) -> ProcessState:
     state["gradients"] = adopt.gradients()
     if dist.is_initialized():
         backend = backend_of(group_of(group))
-        found = {**backend._counters(), **json.loads(backend._collectives())}
+        found = {
+            **backend._counters(),
+            **json.loads(backend._collectives()),
+            "persistent": backend._bindings(),
+        }
         state["collectives"] = cast("CollectivesState", found)
         if members:
             state["plan"] = recorder.describe(backend)

@@ -5,6 +5,8 @@ collectives in the same order. If they disagree, the member that detects it gets
 the difference, and the others MismatchError or a PeerError with the same text.
 """
 
+# over budget: each operation has two calls, one that starts it and one that initialises it
+
 from __future__ import annotations
 
 import math
@@ -453,7 +455,7 @@ class Group(Closable):
         return PersistentMessage(partial(self.recv, tensor, src, tag=tag))
 
     def broadcast_init(self, tensor: TensorLike, src: int = 0) -> PersistentCollective:
-        """Initialise a broadcast() that is started often; collective, waits for all members."""
+        """Initialise a broadcast() that is started often; blocks as all_reduce_init()."""
         src = whole_in(src, self.size - 1, "broadcast_init", "src")
         dtype, shape = memory.describe_tensor(tensor, "broadcast_init")
         return self._init(lib.RDT_COLL_BROADCAST, dtype, math.prod(shape), recv=tensor, root=src)
@@ -461,7 +463,13 @@ class Group(Closable):
     def all_reduce_init(
         self, tensor: TensorLike, op: ReduceOpLike = "sum", *, out: TensorLike | None = None
     ) -> PersistentCollective:
-        """Initialise an all_reduce() that is started often; collective, waits for all members.
+        """Initialise an all_reduce() that is started often.
+
+        Collective, as every ``*_init()`` of an operation of all members: they call it in the order
+        of their collectives. It blocks until all have, for two exchanges: what each initialises,
+        and whether each can do its part. It cannot be awaited: in a coroutine, call it in a thread
+        (``asyncio.to_thread``). Its starts exchange nothing but data, do not block, and can be
+        awaited.
 
         Args:
             tensor: Any shape, the same on all members.
@@ -474,6 +482,7 @@ class Group(Closable):
         Raises:
             MismatchError: Members initialised different ones; the group stays usable.
             PeerError: A member died or left.
+            TransferTimeout: A member did not call it within the group's deadline.
         """
         dtype, shape = memory.describe_tensor(tensor, "all_reduce_init")
         into = tensor if out is None else _like(out, dtype, math.prod(shape), "all_reduce_init")
@@ -481,21 +490,76 @@ class Group(Closable):
             lib.RDT_COLL_ALLREDUCE, dtype, math.prod(shape), send=tensor, recv=into, op=op
         )
 
+    def reduce_init(
+        self,
+        tensor: TensorLike,
+        dst: int = 0,
+        op: ReduceOpLike = "sum",
+        *,
+        out: TensorLike | None = None,
+    ) -> PersistentCollective:
+        """Initialise a reduce() that is started often; blocks as all_reduce_init()."""
+        dst = whole_in(dst, self.size - 1, "reduce_init", "dst")
+        dtype, shape = memory.describe_tensor(tensor, "reduce_init")
+        count, into = math.prod(shape), None
+        if self.rank == dst:
+            into = tensor if out is None else _like(out, dtype, count, "reduce_init")
+        return self._init(
+            lib.RDT_COLL_REDUCE, dtype, count, send=tensor, recv=into, op=op, root=dst
+        )
+
     def all_gather_init(self, out: TensorLike, tensor: TensorLike) -> PersistentCollective:
-        """Initialise an all_gather() that is started often; collective, waits for all members."""
+        """Initialise an all_gather() that is started often; blocks as all_reduce_init()."""
         dtype, shape = memory.describe_tensor(tensor, "all_gather_init")
         count = math.prod(shape)
-        _like(out, dtype, count * self.size, "all_gather_init")
+        _like(out, dtype, count * self.size, "all_gather_init", "out")
         return self._init(lib.RDT_COLL_ALLGATHER, dtype, count, send=tensor, recv=out)
 
     def reduce_scatter_init(
         self, out: TensorLike, tensor: TensorLike, op: ReduceOpLike = "sum"
     ) -> PersistentCollective:
-        """Initialise a reduce_scatter() that is started often; collective, waits for all."""
+        """Initialise a reduce_scatter() that is started often; blocks as all_reduce_init()."""
         dtype, shape = memory.describe_tensor(out, "reduce_scatter_init")
         count = math.prod(shape)
-        _like(tensor, dtype, count * self.size, "reduce_scatter_init")
+        _like(tensor, dtype, count * self.size, "reduce_scatter_init", "tensor")
         return self._init(lib.RDT_COLL_REDUCE_SCATTER, dtype, count, send=tensor, recv=out, op=op)
+
+    def gather_init(
+        self, tensor: TensorLike, out: TensorLike | None = None, dst: int = 0
+    ) -> PersistentCollective:
+        """Initialise a gather() onto dst that is started often; blocks as all_reduce_init()."""
+        dst = whole_in(dst, self.size - 1, "gather_init", "dst")
+        dtype, shape = memory.describe_tensor(tensor, "gather_init")
+        count, into = math.prod(shape), None
+        if self.rank == dst:
+            whole = _needed(out, "gather_init", "out", f"dst, rank {dst},")
+            into = _like(whole, dtype, count * self.size, "gather_init", "out")
+        return self._init(lib.RDT_COLL_GATHER, dtype, count, send=tensor, recv=into, root=dst)
+
+    def scatter_init(
+        self, out: TensorLike, tensor: TensorLike | None = None, src: int = 0
+    ) -> PersistentCollective:
+        """Initialise a scatter() from src that is started often; blocks as all_reduce_init()."""
+        src = whole_in(src, self.size - 1, "scatter_init", "src")
+        dtype, shape = memory.describe_tensor(out, "scatter_init")
+        count, source = math.prod(shape), None
+        if self.rank == src:
+            whole = _needed(tensor, "scatter_init", "tensor", f"src, rank {src},")
+            source = _like(whole, dtype, count * self.size, "scatter_init", "tensor")
+        return self._init(lib.RDT_COLL_SCATTER, dtype, count, send=source, recv=out, root=src)
+
+    def all_to_all_init(self, out: TensorLike, tensor: TensorLike) -> PersistentCollective:
+        """Initialise an all_to_all() that is started often; blocks as all_reduce_init()."""
+        dtype, shape = memory.describe_tensor(tensor, "all_to_all_init")
+        total = math.prod(shape)
+        if total % self.size:
+            raise invalid("all_to_all_init", f"{total} elements do not divide by {self.size} ranks")
+        _like(out, dtype, total, "all_to_all_init", "out")
+        return self._init(lib.RDT_COLL_ALLTOALL, dtype, total // self.size, send=tensor, recv=out)
+
+    def barrier_init(self) -> PersistentCollective:
+        """Initialise a barrier() that is started often; blocks as all_reduce_init()."""
+        return self._init(lib.RDT_COLL_BARRIER, "uint8", 0)
 
     def _init(
         self,
@@ -520,7 +584,10 @@ class Group(Closable):
             self._core.release(handle)
             raise
         what = partial(self._what, _NAMES[collective], count)
-        made = PersistentCollective(self._core, handle, pins, what)
+        block_bytes = count * lib.rdt_dtype_bytes(dtype_code(dtype, call))
+        made = PersistentCollective(
+            self._core, handle, pins, what, (_NAMES[collective], block_bytes)
+        )
         self._persistent.add(made)
         return made
 

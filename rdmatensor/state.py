@@ -187,6 +187,30 @@ class Peer(TypedDict):
     reason: str
 
 
+# The names are those of RDT_WAY_* in the C header.
+Way = Literal["unbound", "in place", "stages", "messages", "alone"]
+
+
+class BindingState(TypedDict):
+    """How the starts of a persistent collective work; the same on all members but for "starts".
+
+    operation: "all_reduce" and the like; bytes: of one member's block. way: "in place" if members
+    use each other's tensors, with no copy in between; "stages": by copies in memory that the
+    members of a host share; "messages": between hosts, or where members share no memory; "alone":
+    the group has one member. algorithm: as in the "ran" of a group; None while it is "unbound".
+    reason: why it is not "in place", as "its tensor is in no arena", else empty; rank: group rank
+    of the member that the reason is about, None if it is about all. starts: so far, on this member.
+    """
+
+    operation: str
+    bytes: int
+    way: Way
+    algorithm: str | None
+    reason: str
+    rank: int | None
+    starts: int
+
+
 class _CollectivesState(TypedDict):
     calls: int
     packs: int
@@ -198,6 +222,7 @@ class _CollectivesState(TypedDict):
     ran: dict[str, int]
     summing_s: float
     copying_s: float
+    persistent: list[BindingState]
 
 
 class CollectivesState(_CollectivesState, total=False):
@@ -206,7 +231,8 @@ class CollectivesState(_CollectivesState, total=False):
     calls: collectives; packs: calls for many small tensors of a coalesced collective, and
     packed_tensors: these tensors; writes: messages to a member, or fills of memory that all read;
     rearranged_tensors, rearranged_bytes: not row-major, and copied; way: how they are carried out;
-    ran: how many used which algorithm; summing_s, copying_s: time of passes over 4 KiB or more.
+    ran: how many used which algorithm; summing_s, copying_s: time of passes over 4 KiB or more;
+    persistent: the open persistent ones, as the buckets of a plan.
 
     From the first collective on, algorithm: the value of RDMATENSOR_ALGO; is_deterministic: whether
     sums use rank order. With messages, costs: the cost model, with its source and the path between

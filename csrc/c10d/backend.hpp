@@ -147,6 +147,8 @@ class Backend final : public c10d::Backend
     /* persistent.cpp: initialises an average of the tensor in place; waits for all members, which
      * call it in the order of their collectives. */
     std::shared_ptr<Persistent> average_init(const at::Tensor &tensor);
+    /* Those of open averages: how they work, and the bytes of their tensors. */
+    std::vector<std::pair<rdt_coll_binding, size_t>> bindings();
     /* For Persistent. */
     void bind_persistent(rdt_persistent *handle);
     WorkPtr start_persistent(const at::Tensor &tensor, const PersistentStart &given);

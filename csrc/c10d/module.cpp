@@ -297,6 +297,27 @@ bind_symmetric_memory(py::module_ &m)
         py::arg("handle"), py::arg("peer"));
 }
 
+/* As rdmatensor.state.BindingState. */
+py::list
+bindings_as_list(Backend &backend)
+{
+    py::list list;
+
+    for (const auto &[binding, bytes] : backend.bindings()) {
+        py::dict dict;
+        dict["operation"] = "all_reduce";
+        dict["bytes"] = bytes;
+        dict["way"] = binding.way_name;
+        dict["algorithm"] = binding.algorithm;
+        dict["reason"] = binding.reason;
+        dict["rank"] = binding.rank == RDT_SOURCE_ANY ? py::object(py::none())
+                                                      : py::object(py::int_(binding.rank));
+        dict["starts"] = binding.starts;
+        list.append(dict);
+    }
+    return list;
+}
+
 void
 bind_groups(py::module_ &m)
 {
@@ -334,6 +355,7 @@ bind_groups(py::module_ &m)
         .def("recorded", &recorded_as_dict)
         .def("_average_bucket", &Backend::average_bucket, py::arg("bucket"), py::arg("label"),
              Unlocked())
+        .def("_bindings", &bindings_as_list)
         .def("_average_init", &Backend::average_init, py::arg("tensor"), Unlocked())
         .def("break_group", &Backend::break_group, py::arg("reason"), Unlocked())
         .def("everyone", &Backend::everyone, py::arg("what"), py::arg("mine"), Unlocked())

@@ -48,6 +48,21 @@ Persistent::bind()
     backend_->bind_persistent(handle);
 }
 
+std::optional<std::pair<rdt_coll_binding, size_t>>
+Persistent::binding()
+{
+    rdt_coll_binding binding = {};
+
+    if (is_forked_child()) /* as in close() */
+        return std::nullopt;
+    const std::lock_guard lock(mutex_);
+    if (handle_ == nullptr)
+        return std::nullopt;
+    binding.struct_size = sizeof(binding);
+    rdt_coll_get_binding(handle_, &binding);
+    return std::pair(binding, tensor_.nbytes());
+}
+
 WorkPtr
 Persistent::start(uint32_t label, const at::Tensor &aside)
 {
@@ -175,6 +190,25 @@ Backend::start_persistent(const at::Tensor &tensor, const PersistentStart &given
     return start(collective(c10d::OpType::ALLREDUCE, "rdmatensor:all_reduce", opts, tensors,
                             tensors),
                  {call});
+}
+
+std::vector<std::pair<rdt_coll_binding, size_t>>
+Backend::bindings()
+{
+    std::vector<std::weak_ptr<Persistent>> all;
+    std::vector<std::pair<rdt_coll_binding, size_t>> open;
+
+    if (is_forked_child())
+        return {};
+    {
+        const std::lock_guard lock(persistents_mutex_);
+        all = persistents_;
+    }
+    for (const auto &weak : all)
+        if (const auto persistent = weak.lock())
+            if (const auto binding = persistent->binding())
+                open.push_back(*binding);
+    return open;
 }
 
 /* Before the group goes, when it takes no calls any more. */

@@ -12,6 +12,8 @@
 #pragma once
 
 #include <mutex>
+#include <optional>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -45,6 +47,8 @@ class Persistent
     void run();
     void close() noexcept;
     void bind(); /* once the exchange is over */
+    /* How its starts work, and the bytes of its tensor; none after close(). */
+    std::optional<std::pair<rdt_coll_binding, size_t>> binding();
 
   private:
     c10::intrusive_ptr<c10d::Work> start(uint32_t label, const at::Tensor &aside, bool is_async);

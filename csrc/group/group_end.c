@@ -529,7 +529,9 @@ rdt_group_error(rdt_group *group, struct rdt_error *err)
 {
     rdt_status status = rdti_context_check(group->scope.ctx, "group_error", err);
 
-    if (status != RDT_OK)
+    /* relaxed: whether a concurrent end is seen now or at the next call makes no difference */
+    if (status != RDT_OK ||
+        atomic_load_explicit(&group->state, memory_order_relaxed) == RDTI_GROUP_LIVE)
         return status;
     rdti_engine_enter(group->scope.ctx->engine);
     status = group->state != RDTI_GROUP_LIVE ? rdti_error_copy(err, &group->error) : RDT_OK;

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from torch._C import _distributed_c10d as torch_c10d
     from torch._C._distributed_c10d import ProcessGroup
 
+    from rdmatensor.state import BindingState
+
 _LONGEST = timedelta(days=365)  # a longer timeout means none, and would overflow in C++
 
 
@@ -46,6 +48,7 @@ class BackendPart(Protocol):
     def _get_sequence_number_for_group(self) -> int: ...
     def _counters(self) -> dict[str, int]: ...
     def _collectives(self) -> str: ...
+    def _bindings(self) -> list[BindingState]: ...
     def _average_bucket(self, bucket: torch.Tensor, label: int) -> torch_c10d.Work: ...
     def _average_init(self, tensor: torch.Tensor) -> object: ...  # _c10d.Persistent
 

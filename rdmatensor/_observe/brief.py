@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from rdmatensor._observe.describe_text import size_text
-from rdmatensor.state import ContextState, EndpointState, ProcessState
+from rdmatensor.state import BindingState, ContextState, EndpointState, ProcessState
 
 _PEERS_MOST = 8  # lines of peers; many ranks mostly have one path and one reason
 
@@ -44,6 +44,7 @@ def brief_of_process(state: ProcessState) -> str:
     if collectives is not None:
         ran = ", ".join(f"{count} by {name}" for name, count in collectives["ran"].items())
         lines.append(f"collectives: {collectives['way']}; ran: {ran or 'none yet'}")
+        lines += _bindings(collectives["persistent"])
     plan = state.get("plan")
     if plan is not None:
         lines.append(f"step: {plan['state']}" + (f" ({plan['reason']})" if plan["reason"] else ""))
@@ -76,3 +77,12 @@ def _peers(endpoints: list[EndpointState]) -> list[str]:
         return ["peers: none yet"]
     left = len(lines) - _PEERS_MOST
     return lines if left <= 0 else [*lines[:_PEERS_MOST], f"and {left} more kinds of peers"]
+
+
+def _bindings(bindings: list[BindingState]) -> list[str]:
+    """Return a line for each way in which persistent collectives work, and why."""
+    kinds: Counter[str] = Counter()
+    for one in bindings:
+        whose = "" if one["rank"] is None else f"rank {one['rank']}: "
+        kinds[one["way"] + (f" ({whose}{one['reason']})" if one["reason"] else "")] += 1
+    return [f"persistent: {count} {kind}" for kind, count in kinds.items()]

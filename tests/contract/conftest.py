@@ -7,16 +7,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import rdmatensor
-from rdmatensor import Context, Settings
+from rdmatensor import Context, FileStore, Group, Settings, World, join
 
 # Helpers of this folder are imported by their plain names, as tests/graph does.
 sys.path.insert(0, str(Path(__file__).parent))
+from groups import SIZE, Work
 from pairs import Pair, Peer
 
 PEER = Path(__file__).with_name("peer.py")
@@ -49,6 +52,33 @@ def pair(settings: Settings) -> Iterator[Pair]:
         assert to_right.transport == to_left.transport == settings.transport
         yield Pair(left, right, to_right, to_left)
         gc.collect()  # arrays in reference cycles of a failed test would outlive the contexts
+
+
+@pytest.fixture
+def worlds() -> list[World]:
+    return []
+
+
+@pytest.fixture
+def run(
+    settings: Settings, tmp_path: Path, worlds: list[World]
+) -> Iterator[Callable[[Work], list[object]]]:
+    """Run a function on each of three ranks at once; returns what it returned, by rank."""
+    with ExitStack() as stack, ThreadPoolExecutor(SIZE) as pool:
+        contexts = [stack.enter_context(Context(settings)) for _ in range(SIZE)]
+
+        def enter(rank: int) -> Group:
+            return worlds[rank].group("g")
+
+        store = FileStore(tmp_path)
+        for rank, context in enumerate(contexts):
+            worlds.append(join(store, rank, SIZE, context=context, timeout_s=10))
+        groups = [job.result(20) for job in [pool.submit(enter, rank) for rank in range(SIZE)]]
+
+        def on_all(work: Work) -> list[object]:
+            return [job.result(30) for job in [pool.submit(work, group) for group in groups]]
+
+        yield on_all
 
 
 @pytest.fixture

@@ -4,58 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
+from groups import SIZE, Work
 
 from rdmatensor import (
-    ClosedError,
-    Context,
-    FileStore,
     Group,
     InvalidArgumentError,
     MismatchError,
-    PeerError,
     RdmaTensorError,
-    Settings,
     World,
-    join,
 )
-
-SIZE = 3
-Work = Callable[[Group], object]
-
-
-@pytest.fixture
-def worlds() -> list[World]:
-    return []
-
-
-@pytest.fixture
-def run(
-    settings: Settings, tmp_path: Path, worlds: list[World]
-) -> Iterator[Callable[[Work], list[object]]]:
-    """Run a function on each of three ranks at once; returns what it returned, by rank."""
-    with ExitStack() as stack, ThreadPoolExecutor(SIZE) as pool:
-        contexts = [stack.enter_context(Context(settings)) for _ in range(SIZE)]
-
-        def enter(rank: int) -> Group:
-            return worlds[rank].group("g")
-
-        store = FileStore(tmp_path)
-        for rank, context in enumerate(contexts):
-            worlds.append(join(store, rank, SIZE, context=context, timeout_s=10))
-        groups = [job.result(20) for job in [pool.submit(enter, rank) for rank in range(SIZE)]]
-
-        def on_all(work: Work) -> list[object]:
-            return [job.result(30) for job in [pool.submit(work, group) for group in groups]]
-
-        yield on_all
 
 
 @pytest.mark.parametrize("count", [0, 1, 1000, 300_001])
@@ -209,120 +171,5 @@ def test_arguments_that_are_refused(run: Callable[[Work], list[object]]) -> None
         for call in calls:
             with pytest.raises(InvalidArgumentError):
                 call()
-
-    run(work)
-
-
-@pytest.mark.parametrize("is_in_arena", [False, True])
-@pytest.mark.parametrize("count", [1, 1000, 300_001])
-def test_persistent_collectives(
-    run: Callable[[Work], list[object]], worlds: list[World], count: int, is_in_arena: bool
-) -> None:
-    def work(group: Group) -> None:
-        rank, last = group.rank, SIZE - 1
-        zeros = worlds[rank].context.zeros if is_in_arena else np.zeros
-        total, sent, block = (zeros(count, "float32") for _ in range(3))
-        gathered, blocks = (zeros(SIZE * count, "float32") for _ in range(2))
-        with (
-            group.all_reduce_init(total) as all_reduce,
-            group.broadcast_init(sent, last) as broadcast,
-            group.all_gather_init(gathered, sent) as all_gather,
-            group.reduce_scatter_init(block, blocks, "max") as reduce_scatter,
-        ):
-            for step in range(3):
-                total[:] = rank + step
-                sent[:] = rank * 10 + step
-                blocks[:] = np.repeat(np.arange(SIZE), count) + step * rank
-                for each in [all_reduce, all_gather, reduce_scatter]:
-                    each.start().wait()
-                assert (total == sum(range(SIZE)) + SIZE * step).all()
-                assert (gathered == np.repeat(np.arange(SIZE) * 10 + step, count)).all()
-                assert (block == rank + step * last).all()
-                broadcast.start().wait()
-                assert (sent == last * 10 + step).all()
-        with pytest.raises(ClosedError):
-            all_reduce.start()
-
-    run(work)
-
-
-def test_persistent_messages(run: Callable[[Work], list[object]]) -> None:
-    def work(group: Group) -> None:
-        out, into = np.zeros(5000, np.float32), np.zeros(5000, np.float32)
-        send = group.send_init(out, (group.rank + 1) % SIZE)
-        recv = group.recv_init(into, (group.rank - 1) % SIZE)
-        for step in range(4):
-            out[:] = group.rank + step * 10
-            arriving = recv.start()
-            send.start().wait()
-            arriving.wait()
-            assert (into == (group.rank - 1) % SIZE + step * 10).all()
-
-    run(work)
-
-
-def test_members_that_initialise_different_ones_learn_it(
-    run: Callable[[Work], list[object]],
-) -> None:
-    def work(group: Group) -> None:
-        tensor = np.ones(5 if group.rank == 1 else 4, np.float32)
-        with pytest.raises(MismatchError, match=r"all_reduce \(sum\) of"):
-            group.all_reduce_init(tensor)
-        group.barrier().wait()
-
-    run(work)
-
-
-def test_outputs_that_overlap_what_others_read(
-    run: Callable[[Work], list[object]], worlds: list[World]
-) -> None:
-    """Each member's input is another member's block of the output."""
-    count = 100_000
-
-    def work(group: Group) -> None:
-        out = worlds[group.rank].context.zeros(SIZE * count, "float32")
-        at = (group.rank + 1) % SIZE * count
-        sent = out[at : at + count]
-        with group.all_gather_init(out, sent) as all_gather:
-            for step in range(5):
-                sent[:] = group.rank + 10 * step
-                all_gather.start().wait()
-                assert (out == np.repeat(np.arange(SIZE) + 10 * step, count)).all()
-
-    run(work)
-
-
-@pytest.mark.parametrize("count", [100, 100_000])
-def test_members_that_start_different_ones(run: Callable[[Work], list[object]], count: int) -> None:
-    def work(group: Group) -> None:
-        tensors = [np.ones(count, np.float32) for _ in range(2)]
-        both = [group.all_reduce_init(tensor) for tensor in tensors]
-        first, second = both if group.rank == 0 else both[::-1]
-
-        def start() -> None:
-            first.start().wait()
-            second.start().wait()
-
-        with pytest.raises((MismatchError, PeerError), match=r"the persistent \(number"):
-            start()
-        for one in both:
-            one.close()
-
-    run(work)
-
-
-def test_a_member_that_leaves_with_an_open_one(
-    run: Callable[[Work], list[object]], worlds: list[World]
-) -> None:
-    def work(group: Group) -> None:
-        tensor = worlds[group.rank].context.zeros(200_000, "float32")
-        opened = group.all_reduce_init(tensor)
-        opened.start().wait()
-        if group.rank == 0:
-            group.close()
-            assert opened.is_closed
-            return
-        with pytest.raises(PeerError), opened:
-            opened.start().wait()
 
     run(work)
