@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -228,16 +229,12 @@ def test_losses_are_measured_where_they_are_asked_for(
 
     monkeypatch.setattr(models, "run_ranks", run_ranks)
     present = [one for one in peers.PEERS if one.name in ("copies", "gloo", "grpc-cpp", "floor")]
-    shared = {"models": ("gru",), "transports": ("shm",), "rounds": 1}
-    learnt, failed = models.measure(
-        Settings(("models",), converge="lstm", **shared),
-        present,
-        QUIET,  # type: ignore[arg-type]
-    )
+    plain = Settings(("models",), models=("gru",), transports=("shm",), rounds=1)
+    learnt, failed = models.measure(replace(plain, converge="lstm"), present, QUIET)
     assert curves == ["planned:shm,adopted:shm,gloo:,grpc_cpp:"]
     assert (learnt["topic"], learnt["losses"]) == (models.CONVERGENCE, LOSSES)
     assert failed["missing"] == "failed: losses are 0.1 off Gloo's"
-    assert models.measure(Settings(("models",), **shared), present, QUIET) == []  # type: ignore[arg-type]
+    assert models.measure(plain, present, QUIET) == []
     with pytest.raises(SystemExit):
         command.main(["p2p", "--converge", "gru"])
     assert "--converge is of models" in capsys.readouterr().err
