@@ -77,7 +77,7 @@ def _version(name: str) -> str:
 
 
 def commit_of(root: Path) -> str:
-    """Return the commit of a checkout, and whether what is measured has changes beside it."""
+    """Return the commit of a checkout, and whether what is measured has changes next to it."""
     git = ["git", "-c", f"safe.directory={root}"]  # root asks in the rig, whosever the files are
     changes = ["status", "--porcelain", "--untracked-files=all", "--", *_MEASURED, *_WRITTEN]
     answers = [

@@ -83,9 +83,10 @@ def run(worker: str, ranks: int, transport: str, *arguments: str, timeout_s: flo
 
 
 def _wait(words: list[str], said: int, timeout_s: float) -> int | None:
-    """Return the exit status; None: the time was over. mpirun ends its ranks when it is told to.
+    """Return the exit status; None: the time was over. mpirun ends its ranks at its signal.
 
-    It is told to also if this process dies: ranks that poll would keep the cores busy for ever.
+    It gets the signal also if this process dies: ranks that poll would keep the cores busy for
+    ever.
     """
     with subprocess.Popen(
         words,

@@ -36,7 +36,7 @@ def run_ranks(
         command = [interpreter, str(WORKERS / f"{worker}.py"), *arguments, "--folder", str(folder)]
         files = [
             (folder / f"out{rank}", folder / f"err{rank}") for rank in range(size)
-        ]  # not pipes: nobody reads while they run
+        ]  # not pipes: no process reads while they run
         ranks: list[subprocess.Popen[bytes]] = []
         stack.callback(_end_all, ranks)  # and who is not there yet when a signal comes
         for rank, (out, err) in enumerate(files):

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The baseline over TCP: plain sockets with the options that our own have (no delay, reno, which
+ * The baseline over TCP: plain sockets with the options of rdmatensor's (no delay, reno, which
  * does not pace, buffers of 512 KiB). What fails ends the program. */
 #ifndef RDT_BENCH_SOCKETS_H
 #define RDT_BENCH_SOCKETS_H

@@ -4,7 +4,7 @@
  * that what zero copy gains, what addresses known beforehand gain and what the transport gains are
  * told apart. Half a round trip, as in `latency`: the tensor goes there and another comes back. Who
  * sends writes all of it before, and who receives reads all of it before answering: what was copied
- * out lies in the reader's cache then, what was written into a slot does not, and somebody has to
+ * out lies in the reader's cache then, what was written into a slot does not, and one side has to
  * fetch it; and what the receiver fetched from the sender's memory, the sender has to take back
  * before it can write there again.
  *

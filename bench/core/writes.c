@@ -2,7 +2,7 @@
  *
  * shm_write - write + notify over shared memory, and copies with memcpy, rep movsb and non-temporal
  * stores into memory that the other process has read since it was written last: into the mapping
- * that the library uses, and into one of our own ("own"), so that neither a good nor a bad mapping
+ * that the library uses, and into another one ("own"), so that neither a good nor a bad mapping
  * flatters the ratio. A sample ends when the other process knows, by the library's notification or
  * by a flag that is stored after a copy.
  *
@@ -39,7 +39,7 @@ struct ends;
 struct writer {
     void (*write)(const struct ends *e, char *dst);
     bool notifies; /* the reader waits for a notification; else for the board's flag */
-    bool is_own;   /* into our own mapping */
+    bool is_own;   /* into the other mapping */
     bool is_mirrored;
 };
 

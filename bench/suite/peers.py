@@ -1,4 +1,4 @@
-"""The table of peers: what the suite measures besides rdmatensor, and how to get each."""
+"""The table of peers: what the suite measures in addition to rdmatensor, and how to get each."""
 
 from __future__ import annotations
 

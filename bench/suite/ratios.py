@@ -2,16 +2,16 @@
 
     python -m bench.suite.ratios
 
-Each figure is how many times as long a floor or rival takes as we do, in one run in which both take
+Each figure is the time of a floor or of Gloo over rdmatensor's, in one run in which both take
 turns: of the fastest sample of each, since what others do with the cores only ever adds to a
 sample. A figure that is too low is measured again, and only one that is too low each time fails: a
-slow library is slow in every run, a noisy moment passes. It replaces no measurement by
-`rdmatensor bench`.
+slow library is slow in every run, a noisy moment passes. It replaces no measurement by `rdmatensor
+bench`.
 
 What a figure has to reach was chosen between what quiet runs give (known, of the same fastest
 samples) and what three runs gave while 17 others waited for two cores: 0.6 to 0.8 of what is known,
 which the best of those three reached too. Busy cores make Gloo look worse, since it sleeps while it
-waits; so beside it half of what is known from quiet runs is asked, of which the kernel's wake-ups
+waits; so of it half of what is known from quiet runs is asked, of which the kernel's wake-ups
 are a part, or what the slowest kind of CPU seen reaches as well. That kind counts most there: an
 all_reduce of 64 KiB over shm is 36 times as fast as Gloo's on a new one, 14 to 22 times on an AMD
 EPYC 7001; over tcp one of 1 MiB is 1.6 to 2.5 times as fast, least on Intel's.
@@ -45,7 +45,7 @@ Measure = Callable[[], list[Record]]
 class Figure:
     """One ratio: what is measured, whose fastest sample counts, and what it has to reach.
 
-    known: what bench/results has of it, beside Gloo of the slowest kind of CPU seen; else what was
+    known: what bench/results has of it, and Gloo's of the slowest kind of CPU seen; else what was
         seen with cores that others kept busy, in which these ratios hardly differ.
     least: below it, it fails.
     """
@@ -124,7 +124,7 @@ def _is_copy(record: Record) -> bool:
 def _latency(transport: str, size: int, trips: int, known: float, least: float) -> Figure:
     words = ("--transport", transport, "--size", str(size), "--rounds", "8", "--count", str(trips))
     return Figure(
-        f"{transport} {size} B one way, beside a {'socket' if transport == 'tcp' else 'flag'}",
+        f"{transport} {size} B one way, and a {'socket' if transport == 'tcp' else 'flag'}",
         _program("latency", *words),
         _is(RDMATENSOR),
         _is("floor"),
@@ -135,7 +135,7 @@ def _latency(transport: str, size: int, trips: int, known: float, least: float) 
 
 FIGURES = (
     Figure(
-        "shm 1 MiB until the peer knows, beside copies",
+        "shm 1 MiB until the peer knows, and copies",
         _program("shm_write", "--size", str(MIB), "--rounds", "30"),
         _is(RDMATENSOR, timed="seen"),
         _is_copy,
@@ -146,7 +146,7 @@ FIGURES = (
     _latency("tcp", 8, 200, 0.83, 0.6),
     _latency("tcp", MIB, 20, 1.0, 0.6),
     Figure(
-        "shm 1 MiB in a slot, beside a ring and a copy",
+        "shm 1 MiB in a slot, and a ring and a copy",
         _program("tensors", "--size", str(MIB), "--count", "40", "--rounds", "4"),
         _is("slot"),
         _is("copy"),
@@ -154,7 +154,7 @@ FIGURES = (
         0.7,
     ),
     Figure(
-        "all_reduce of 1 MiB over shm, beside Gloo",
+        "all_reduce of 1 MiB over shm, and Gloo's",
         _all_reduce("shm", MIB),
         _is(RDMATENSOR),
         _is("gloo"),
@@ -162,7 +162,7 @@ FIGURES = (
         3.0,
     ),
     Figure(
-        "all_reduce of 64 KiB over shm, beside Gloo",
+        "all_reduce of 64 KiB over shm, and Gloo's",
         _all_reduce("shm", 64 * KIB),
         _is(RDMATENSOR),
         _is("gloo"),
@@ -170,7 +170,7 @@ FIGURES = (
         7.0,
     ),
     Figure(
-        "all_reduce of 1 MiB over tcp, beside Gloo",
+        "all_reduce of 1 MiB over tcp, and Gloo's",
         _all_reduce("tcp", MIB),
         _is(RDMATENSOR),
         _is("gloo"),

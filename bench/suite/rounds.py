@@ -15,7 +15,7 @@ try:
 except ModuleNotFoundError:
     tqdm = None
 else:
-    tqdm.tqdm.monitor_interval = 0  # no thread beside what is measured
+    tqdm.tqdm.monitor_interval = 0  # no thread next to what is measured
 
 FAILED = "failed:"
 # What running others' programs ends in; all else is a mistake of the suite.

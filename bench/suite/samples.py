@@ -33,7 +33,7 @@ HALF = "half a round trip"
 COSTS = ("first_cpu_s_per_gb", "second_cpu_s_per_gb")
 # How often the first side's process slept in a round trip, and its processor time for one.
 SLEPT = ("switches_per_trip", "cpu_ns_per_trip")
-# Of a turn, besides its samples.
+# Of a turn, in addition to its samples.
 _OF_TURNS = (
     *(*COSTS, *SLEPT, "call_cpu_ns", "loop_ns", "rank_bytes", "p50_ns", "p99_ns"),
     *("cpu_ns", "memory_bytes", "arena_bytes"),
@@ -64,7 +64,7 @@ def turn(
     """Return the record of one turn.
 
     known: quantiles of more samples than raw_ns has. calls_ns: single calls where raw_ns has the
-    means of several; tails are theirs.
+    means of several; tails are of the calls.
     """
     if calls_ns:
         high = {name: quantile(calls_ns, fraction) for name, fraction in TAILS.items()}

@@ -1,6 +1,6 @@
 """Set-up: how long ranks take until they can work together, and the memory, against their number.
 
-bench/workers/setup.py says what is timed and counted. Time is fitted as a * ranks^b: b tells how it
+bench/workers/setup.py says what is timed and counted. Time is fitted as a * ranks^b: b is how it
 grows. A rank's memory is fitted as a + b * (ranks - 1), what it costs alone and what for each other
 rank: where each rank reaches at most two, b is what a peer costs that is not talked to.
 """

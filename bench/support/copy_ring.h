@@ -10,7 +10,7 @@
 
 #include "rdmatensor.h"
 
-/* A message holds at most so many bytes besides the values. */
+/* A message holds at most so many bytes in addition to the values. */
 #define COPY_RING_HEADS_BYTES 16384
 #define COPY_RING_ALIGN 64
 

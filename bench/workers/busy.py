@@ -45,7 +45,7 @@ _BURNER = Path(__file__).with_name("burner.py")
 _BURNER_START_S = 60.0
 _THREADS = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
 # In calls whose root is rank 0 the other ranks may need nothing of it, and lead by any number of
-# calls. They wait for it where they would lead by more than this. In other calls nobody leads.
+# calls. They wait for it where they would lead by more than this. In other calls no rank leads.
 _LED = ("gather", "reduce")
 _MOST_LEAD = 64
 _SAME = 2  # calls after the one in which rank 0 chooses the end: another rank may have begun one

@@ -186,7 +186,7 @@ def takes_part(who: str, size: int, way: str) -> bool:
     """Whether a peer has this cell.
 
     The copy floor has no tensors to rewrite, and others no arena; what a call costs without a
-    backend is nothing beside large tensors.
+    backend is nothing next to large tensors.
     """
     if who == COPIES:
         return size >= LEAST_BYTES and way == rows.PLAIN

@@ -1,6 +1,6 @@
 """The copy floor: what an operation's bytes cost, without any message, call or waiting.
 
-Each rank has a block of memory that all map and nobody writes any more. An operation is what each
+Each rank has a block of memory that all map and no rank writes any more. An operation is what each
 rank has to move at the least: memcpy out of the blocks into memory of the rank's own, and what is
 summed, by torch, one block's share onto memory of the rank's own in one pass. All ranks work at
 once, as they do in the operation, and never wait: so no line is written by one while another reads

@@ -37,7 +37,7 @@ def held_bytes(pid: int | None = None) -> int:
     for line in rollup.read_text(encoding="utf-8").splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) << 10
-    raise RuntimeError("the kernel does not tell how much memory is held")
+    raise RuntimeError("the kernel does not show how much memory is held")
 
 
 def found_by(job: Job) -> list[dict[str, Any]]:
@@ -100,7 +100,7 @@ def curve_of(job: Job, found: list[dict[str, Any]], reference: Path) -> dict[str
         reference.write_text(json.dumps(losses), encoding="utf-8")
     wanted = json.loads(reference.read_text(encoding="utf-8"))
     if not all(map(math.isfinite, losses)):
-        raise RuntimeError(f"{job.model}, {job.name}: a loss is no number")
+        raise RuntimeError(f"{job.model}, {job.name}: a loss is not finite")
     off = max(abs(loss - other) for loss, other in zip(losses, wanted, strict=True)) / wanted[0]
     if not off < FARTHEST:
         raise RuntimeError(f"{job.model}, {job.name}: losses are {off:.2g} off Gloo's")

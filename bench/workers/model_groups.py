@@ -1,7 +1,7 @@
 """Groups of forked processes that train: each begins alone, then they take short blocks in turns.
 
 What a step takes may change by half within minutes where nothing else runs, as it does on virtual
-machines, whose neighbours nobody sees. Peers that have their steps minutes apart are then
+machines, whose neighbours are hidden. Peers that have their steps minutes apart are then
 told apart by when they had them. So all groups for which there is memory stand at once, idle, and
 each has a few steps after the other, again and again, forwards and back.
 """
@@ -26,7 +26,7 @@ import torch
 from bench.benchlib import children
 
 _READY, _BLOCK, _END = b"r", b"b", b"e"
-# Beside what the largest group so far holds: what the system and a step's own tensors need.
+# In addition to what the largest group so far holds: what the system and a step's own tensors need.
 _SPARE_BYTES = 2 << 30
 _LAST_WORDS_S = 5.0  # for a process to say what is wrong, and to end
 
@@ -40,7 +40,7 @@ class Line:
     def await_start(self) -> None:
         """Return once all processes of the group are there.
 
-        What a process holds of its parent's memory hangs on how many share it, so none may look
+        What a process holds of its parent's memory depends on how many share it, so none may look
         before.
         """
         self._end.recv(1)
@@ -118,7 +118,7 @@ def await_all(pids: Sequence[int], what: str, patience_s: float = math.inf) -> N
 
 
 def kill(pids: Collection[int]) -> None:
-    """End processes that nobody has waited for yet: the pids are their own."""
+    """End processes that are not waited for yet: the pids are their own."""
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -130,7 +130,7 @@ def _how(status: int) -> str:
 
 
 class Group:
-    """The processes of one peer. Whoever makes one calls end() or kill()."""
+    """The processes of one peer. Its maker calls end() or kill()."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Group:
         environment: dict[str, str],
         patience_s: float,
     ) -> None:
-        """Fork all. helpers: beside the ranks, until those end.
+        """Fork all. helpers: next to the ranks, until those end.
 
         patience_s: for what a rank does before it is ready, and for each of its blocks.
         """
@@ -177,7 +177,7 @@ class Group:
             line.await_start()
             work(line)
 
-        with its:  # nobody else has it, so that it ends with its process
+        with its:  # no other process has it, so that it ends with its process
             self._pids.append(fork(run, environment, self._patience_s))
 
     def await_ready(self) -> None:
@@ -255,4 +255,4 @@ def available_bytes() -> int:
     for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10
-    raise RuntimeError("the kernel does not tell how much memory is available")
+    raise RuntimeError("the kernel does not show how much memory is available")

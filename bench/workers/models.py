@@ -11,8 +11,8 @@ What is timed are blocks of a few steps, of all groups that there is memory for 
 (model_groups.py): of each step that of the slowest rank counts, and the processor time of all
 processes. The peers are in trainers.py.
 
-With --curve each group has all its steps at once, and all are told, the first ones too, with their
-losses: batches have something to learn then, and the losses have to be Gloo's.
+With --curve each group has all its steps at once, and the figures of all are printed, the first
+ones too, with their losses: batches have something to learn then, and the losses have to be Gloo's.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from bench.workers.paper_models import MODELS
 from bench.workers.trainers import TRAINERS, Job, Trainer
 
 VERIFIED_STEPS = 3
-WARM_STEPS = 12  # plan.apply() decides on its buckets for good after the tenth
+WARM_STEPS = 12  # plan.apply() has its final buckets after the tenth
 # After how many steps a group of more than two ranks is held against Gloo, whose sums are rounded
 # otherwise: inception_v3 amplifies a last bit to half of what its parameters move within three.
 ROUNDED_STEPS = 1
@@ -92,7 +92,7 @@ def end(job: Job, rank: int, trainer: Trainer, found: dict[str, Any]) -> None:
 
 
 def learn(job: Job, rank: int, _line: Line) -> None:
-    """One rank that tells of all its steps when they ended, and of the losses before them."""
+    """One rank that reports when each of its steps ended, and of the losses before them."""
     trainer = start(job, rank)
     losses, at_ns = [], []
     dist.barrier()
@@ -157,7 +157,7 @@ def timed(trainer: Trainer, numbers: range) -> dict[str, Any]:
 
 
 def serve(job: Job) -> None:
-    """The process beside the ranks that has the parameters, until they end."""
+    """The process next to the ranks that has the parameters, until they end."""
     began = {"pid": os.getpid(), "empty_bytes": held_bytes()}
     (job.folder / "server").write_text(json.dumps(began), encoding="utf-8")
     kind = TRAINERS[job.name]
@@ -234,7 +234,7 @@ class Standing:
         self._try(lambda: self._begin(transport))
 
     def _try(self, act: Callable[[], None]) -> None:
-        """Whoever fails takes no further part; the others go on."""
+        """A peer that fails takes no further part; the others go on."""
         try:
             act()
         except RuntimeError as error:

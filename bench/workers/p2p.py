@@ -92,8 +92,8 @@ class Nixl:
     "write" makes a transfer handle for each write, from descriptor lists that were made once;
     "prepared" posts one handle again and again.
 
-    is_default: with error handling between peers, as it comes. Without it UCX has shared memory for
-        small messages too, and nobody learns of a peer's death.
+    is_default: with error handling between peers, by default. Without it UCX has shared memory for
+        small messages too, and no process learns of a peer's death.
     """
 
     def __init__(self, folder: Folder, *, is_default: bool) -> None:

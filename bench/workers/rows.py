@@ -1,9 +1,9 @@
 """How operations are timed: peers in turns, in four ways of using the tensors.
 
-"plain": one set of tensors, which nobody touches between calls, as nccl-tests has it. In the other
+"plain": one set of tensors, which no rank touches between calls, as nccl-tests has it. In the other
 ways the ranks write the input and read the output in each iteration, inside what is timed, and the
-same loop without the call is timed beside it: "same", tensors used again; "fresh", new ones from
-torch in each iteration; "arena", used again and born in rdmatensor's arena.
+same loop without the call is timed in the same turn: "same", tensors used again; "fresh", new ones
+from torch in each iteration; "arena", used again and allocated in rdmatensor's arena.
 
 A sample is the mean time of `calls` iterations in a row. The clock is read after each of them, some
 60 ns, so that tails are those of single calls; the process's own CPU time around all. What each
@@ -25,7 +25,7 @@ Bind = Callable[[Operation], Call]
 PLAIN, SAME, FRESH, ARENA = "plain", "same", "fresh", "arena"
 SAMPLE_NS = 2_000_000  # about, where a call is short
 MAX_CALLS = 100
-# Where ranks share the cores: a sample begins with somebody's turn to run, which not all have at
+# Where ranks share the cores: a sample begins with one rank's turn to run, which not all have at
 # once, and should hold many turns of all.
 SHARED_FACTOR = 10
 MIN_ROUNDS = 3
@@ -143,7 +143,7 @@ def measure(
 ) -> dict[str, Samples]:
     """Interleaved samples of each peer, after a round that does not count.
 
-    unchecked: who delivers nothing.
+    unchecked: those that deliver nothing.
     """
     verify(peers, unchecked, operation, meeting)
     found = {name: Samples() for name in peers}

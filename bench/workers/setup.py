@@ -5,7 +5,7 @@ forks the ranks of each group, so that imports are no part of what is timed. Fro
 the slowest rank is through: init_process_group() and a first barrier ("barrier"), and then a first
 all_to_all ("all_to_all"), for which each rank has to reach every other; in a group of its own,
 init_process_group() and a message to the next rank and from the one before ("neighbours"), for
-which no rank has to reach more than two. The backends take turns; what was delivered is checked.
+which no rank has to reach more than two. The backends take turns; all deliveries are checked.
 
 After each step the memory that all ranks hold more than before the first is counted (Pss: what
 several share counts once, divided among them), and divided by their number. The ranks are connected
@@ -107,7 +107,7 @@ def import_what_is_used(backend: str, path: Path) -> None:
 
 
 def held_bytes(pids: Sequence[int]) -> int:
-    """Return the memory of processes: Pss of what is no file, which others may map meanwhile."""
+    """Return the memory of processes: Pss without files, which others may map meanwhile."""
     found = 0
     for pid in pids:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")

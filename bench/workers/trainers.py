@@ -1,4 +1,4 @@
-"""Who takes part in a training step: a model, its batch and its optimizer, and who moves gradients.
+"""The trainers of a step: a model, its batch and its optimizer, and a way to move gradients.
 
 planned    rdmatensor.plan.apply() with the plan of graph_analysis, which is made once
 adopted    DistributedDataParallel on rdmatensor, gradient_as_bucket_view=True
@@ -6,7 +6,7 @@ copied     the same with RDMATENSOR_ADOPT=0 and without the view
 variant    rdmatensor's transports as a tuned RPC would use them (copy_variant.py)
 gloo       DistributedDataParallel on Gloo, gradient_as_bucket_view=True
 grpc_cpp   a parameter server over gRPC in C++, with workers' ends in C++ (grpc_native.py)
-floor      the same steps, and nobody says anything
+floor      the same steps, and nothing is sent
 planned_floor  the same by the plan: gradients lie in their places, and are not sent
 """
 
@@ -59,8 +59,8 @@ class Trainer:
     """A model, its batch and its optimizer; what all have in common is the floor."""
 
     backend = "gloo"  # leads the ranks to the start
-    environment: dict[str, str] = {}  # noqa: RUF012  nobody writes to it
-    # A process beside the ranks, until they end; returns what it held.
+    environment: dict[str, str] = {}  # noqa: RUF012  it is never written to
+    # A process next to the ranks, until they end; returns what it held.
     server: Callable[[Job], list[torch.nn.Parameter]] | None = None
 
     def __init__(self, job: Job, rank: int) -> None:

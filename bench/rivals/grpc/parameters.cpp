@@ -81,7 +81,7 @@ numel_of(const params_tensor &tensor)
     return numel;
 }
 
-// The message of a piece. Its values are sent from where they are: nobody may write there until
+// The message of a piece. Its values are sent from where they are: no thread may write there until
 // the answer to it has come.
 ByteBuffer
 message_of(uint32_t index, const params_tensor &tensor, const float *all, size_t first,
