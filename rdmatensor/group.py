@@ -482,7 +482,7 @@ class Group(Closable):
         Raises:
             MismatchError: Members initialised different ones; the group stays usable.
             PeerError: A member died or left.
-            TransferTimeout: A member did not call it within the group's deadline.
+            TransferTimeoutError: A member did not call it within the group's deadline.
         """
         dtype, shape = memory.describe_tensor(tensor, "all_reduce_init")
         into = tensor if out is None else _like(out, dtype, math.prod(shape), "all_reduce_init")

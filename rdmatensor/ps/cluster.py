@@ -14,7 +14,7 @@ from rdmatensor._native.arguments import invalid, whole, whole_in
 from rdmatensor.bootstrap import World
 from rdmatensor.bootstrap import join as join_world
 from rdmatensor.context import Context
-from rdmatensor.errors import Mismatch
+from rdmatensor.errors import MismatchError
 from rdmatensor.memory import RemoteRegion
 from rdmatensor.ps.modes import Mode, codes_of
 from rdmatensor.ps.server import Server
@@ -77,7 +77,7 @@ class Cluster:
         wait_for(world._store, {key: f"rank {rank}"}, world._timeout_s, "join", world._check_open)
         value = json.loads(world._ask(lambda store: store.get(key)))
         if value["shape"] != self.shape.as_text():
-            raise Mismatch(
+            raise MismatchError(
                 "RDT_EMISMATCH",
                 "join",
                 f"rank {rank} joined {value['shape']}, and rank {self.rank} {self.shape.as_text()}",
@@ -144,9 +144,9 @@ def join(
         The cluster.
 
     Raises:
-        InvalidArgument: An argument is wrong.
-        Mismatch: The ranks' arguments differ.
-        TransferTimeout: A rank is missing.
+        InvalidArgumentError: An argument is wrong.
+        MismatchError: The ranks' arguments differ.
+        TransferTimeoutError: A rank is missing.
     """
     shape = _shape(size, servers, mode, on_worker_death, slots, slot_bytes)
     world = join_world(store, rank, size, job=job, context=context, timeout_s=timeout_s)
@@ -195,7 +195,7 @@ def run(
         timeout_s: As for join().
 
     Raises:
-        InvalidArgument: As join().
+        InvalidArgumentError: As join().
         PeerError: A process died.
     """
     store, rank, size = next(iter(rendezvous("env://")))

@@ -33,8 +33,8 @@ class WorkQueue:
         """Yield the chunks of this worker; call clock() after each.
 
         Raises:
-            InvalidArgument: clock() was not called since the last chunk.
-            TransferTimeout: The other workers have not ended their chunks in time.
+            InvalidArgumentError: clock() was not called since the last chunk.
+            TransferTimeoutError: The other workers have not ended their chunks in time.
             PeerError: A server, or a worker without which the job ends, died.
         """
         while (chunk := self._lease()) is not None:

@@ -84,7 +84,7 @@ def SGD(  # noqa: N802
         The rule.
 
     Raises:
-        InvalidArgument: A number is out of range.
+        InvalidArgumentError: A number is out of range.
     """
     kind = "MOMENTUM" if momentum else "SGD"
     return Rule(kind, lr, momentum, nesterov=nesterov, weight_decay=weight_decay)
@@ -122,7 +122,7 @@ def Adam(  # noqa: N802
         The rule.
 
     Raises:
-        InvalidArgument: A number is out of range.
+        InvalidArgumentError: A number is out of range.
     """
     kind = "LAZY_ADAM" if lazy else "ADAM"
     return Rule(kind, lr, eps=eps, weight_decay=weight_decay, beta1=betas[0], beta2=betas[1])

@@ -125,7 +125,7 @@ class Server(Closable):
         known = self._tables.get(spec.name)
         if known is not None:
             if known[0] != spec:
-                raise errors.Mismatch(
+                raise errors.MismatchError(
                     "RDT_EMISMATCH",
                     "table",
                     f"table {spec.name!r} was made as {known[0]}, and is wanted as {spec}",
@@ -157,7 +157,7 @@ class Server(Closable):
             check(lib.rdt_ps_server_add_queue(ptr, chunks, number, err), "queue", err)
             known = self._queues[name] = (chunks, int(number[0]))
         if known[0] != chunks:
-            raise errors.Mismatch(
+            raise errors.MismatchError(
                 "RDT_EMISMATCH",
                 "queue",
                 f"queue {name!r} was made with {known[0]} chunks, and is wanted with {chunks}",

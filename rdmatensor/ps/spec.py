@@ -57,7 +57,7 @@ class TableSpec:
 
     @staticmethod
     def from_json(data: dict[str, object]) -> TableSpec:
-        """Read a request; raises KeyError, TypeError or InvalidArgument for wrong ones."""
+        """Read a request; raises KeyError, TypeError or InvalidArgumentError for wrong ones."""
         rule, init = data["rule"], data["init"]
         if not isinstance(rule, dict) or not isinstance(init, dict):
             raise TypeError("a table's rule and init are objects")

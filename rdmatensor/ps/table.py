@@ -47,7 +47,7 @@ class Table:
             Rows of shape (*ids.shape, dim).
 
         Raises:
-            InvalidArgument: Ids out of range or of a wrong dtype, or a wrong out.
+            InvalidArgumentError: Ids out of range or of a wrong dtype, or a wrong out.
             PeerError: A server died.
         """
         wanted = self._ids(ids, "pull")
@@ -83,7 +83,7 @@ class Table:
             rows: float32 of shape (*ids.shape, dim).
 
         Raises:
-            InvalidArgument: Ids out of range or of a wrong dtype, or rows of another shape or
+            InvalidArgumentError: Ids out of range or of a wrong dtype, or rows of another shape or
                 dtype; nothing was sent.
             PeerError: A server died.
         """
@@ -119,7 +119,7 @@ class Table:
             a later clock() applies are not in them.
 
         Raises:
-            InvalidArgument: As pull().
+            InvalidArgumentError: As pull().
         """
         wanted = self._ids(ids, "prefetch")
         if self._prefetcher is None:

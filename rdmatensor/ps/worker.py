@@ -26,7 +26,7 @@ from rdmatensor._native.ffi import (
 )
 from rdmatensor.context import Context
 from rdmatensor.endpoint import Endpoint
-from rdmatensor.errors import Mismatch, PeerError, RdmaTensorError
+from rdmatensor.errors import MismatchError, PeerError, RdmaTensorError
 from rdmatensor.memory import RemoteRegion
 from rdmatensor.ps.modes import codes_of
 from rdmatensor.ps.queue import WorkQueue, batches
@@ -117,7 +117,7 @@ class Worker(Closable):
         try:
             while True:
                 ptr = self._handle.get(name)
-                self._core.get(name)  # raises Closed
+                self._core.get(name)  # raises ClosedError
                 status = int(lib.rdt_ps_worker_resume(ptr, SLICE_NS, err))
                 if status != TIMED_OUT:
                     return status
@@ -159,7 +159,7 @@ class Worker(Closable):
             The number of steps of this worker.
 
         Raises:
-            TransferTimeout: Another worker did not end its step in time.
+            TransferTimeoutError: Another worker did not end its step in time.
             PeerError: A server, or a worker without which the job ends, died.
             RdmaTensorError: A server refused a push of this step; the others were applied.
         """
@@ -214,9 +214,9 @@ class Worker(Closable):
             The table; the same object for the same name.
 
         Raises:
-            InvalidArgument: An argument is wrong.
-            Mismatch: Another worker, or an earlier call, described the table differently.
-            OutOfMemory: A server has no room; the message has the line that lifts the limit.
+            InvalidArgumentError: An argument is wrong.
+            MismatchError: Another worker, or an earlier call, described the table differently.
+            OutOfMemoryError: A server has no room; the message has the line that lifts the limit.
         """
         spec = table_spec(name, dim, rows, rule, zeros() if init is None else init, seed)
         with self._lock:
@@ -224,7 +224,7 @@ class Worker(Closable):
             if known is None:
                 known = self._tables[name] = self._open(spec)
             elif known.spec != spec:
-                raise Mismatch(
+                raise MismatchError(
                     "RDT_EMISMATCH",
                     "table",
                     f"table {name!r} was made as {known.spec}, and is wanted as {spec}",
@@ -261,8 +261,8 @@ class Worker(Closable):
             The queue; iterate over it.
 
         Raises:
-            InvalidArgument: An argument is wrong.
-            Mismatch: Another worker gave another number of chunks.
+            InvalidArgumentError: An argument is wrong.
+            MismatchError: Another worker gave another number of chunks.
         """
         if not isinstance(name, str) or not name or len(name) > 200:
             raise invalid("queue", f"name={name!r} is not a text of 1 to 200 characters")
@@ -296,7 +296,8 @@ class Worker(Closable):
             A tuple of tensors, one for each of data.
 
         Raises:
-            InvalidArgument: An argument is wrong, or clock() was not called since the last batch.
+            InvalidArgumentError: An argument is wrong, or clock() was not called since the last
+                batch.
             PeerError: A server, or a worker without which the job ends, died.
         """
         return batches(self.queue, data, batch_size, epochs, seed, name)

@@ -199,7 +199,9 @@ def test_a_worker_that_never_ends_its_step_times_the_others_out(tmp_path: Path) 
         if w.rank == 1:
             assert over.wait(30)
             return
-        with pytest.raises(errors.TransferTimeout, match="another worker has not ended its step"):
+        with pytest.raises(
+            errors.TransferTimeoutError, match="another worker has not ended its step"
+        ):
             w.clock(timeout_s=0.3)
         over.set()
 
@@ -214,7 +216,7 @@ def test_pushing_for_ever_without_a_clock_is_refused(tmp_path: Path) -> None:
         w.clock()
         for _ in range(65):
             table.push(ids, rows)
-        with pytest.raises(errors.OutOfMemory, match="pushed since the last"):
+        with pytest.raises(errors.OutOfMemoryError, match="pushed since the last"):
             w.clock()
 
     ps_clusters.run(tmp_path, main, workers=1, servers=1)

@@ -57,14 +57,14 @@ def test_a_batch_without_a_clock_is_an_error(tmp_path: Path) -> None:
     def main(w: ps.Worker) -> None:
         batches = w.batches([torch.arange(4)], batch_size=2, seed=None)
         assert next(batches)[0].tolist() == [0, 1]
-        with pytest.raises(errors.InvalidArgument, match="chunk 0 has not ended by a tick"):
+        with pytest.raises(errors.InvalidArgumentError, match="chunk 0 has not ended by a tick"):
             next(batches)
-        with pytest.raises(errors.Mismatch, match="2 chunks"):
+        with pytest.raises(errors.MismatchError, match="2 chunks"):
             w.queue("batches/0", 3)
         for wrong in (lambda: w.queue("", 1), lambda: w.queue("q", -1)):
-            with pytest.raises(errors.InvalidArgument):
+            with pytest.raises(errors.InvalidArgumentError):
                 wrong()
-        with pytest.raises(errors.InvalidArgument, match="of one length"):
+        with pytest.raises(errors.InvalidArgumentError, match="of one length"):
             next(w.batches([torch.arange(4), torch.arange(3)]))
 
     ps_clusters.run(tmp_path, main, workers=1, servers=2)

@@ -135,7 +135,7 @@ def refused(call: Any, error: type[Exception], words: str) -> None:
 def test_wrong_arguments_are_refused_and_nothing_is_sent(transport: str, tmp_path: Path) -> None:
     def main(w: ps.Worker) -> None:
         table = w.table("t", 2, rows=10, rule=ps.Add())
-        wrong, ones = errors.InvalidArgument, torch.ones(1, 2)
+        wrong, ones = errors.InvalidArgumentError, torch.ones(1, 2)
         refused(lambda: table.pull([10]), wrong, "id 10 is not from 0 to 9")
         refused(lambda: table.push([3, -1], torch.ones(2, 2)), wrong, "id -1 is not")
         refused(lambda: table.pull(torch.tensor([1.0])), wrong, "float32, not integers")
@@ -143,7 +143,7 @@ def test_wrong_arguments_are_refused_and_nothing_is_sent(transport: str, tmp_pat
         refused(lambda: table.push([1], ones.double()), wrong, "float64")
         refused(lambda: table.pull([1], out=torch.empty(2)), wrong, "out is")
         refused(lambda: w.clock(-1.0), wrong, "lr_scale")
-        refused(lambda: w.table("t", 3, rows=10, rule=ps.Add()), errors.Mismatch, "dim=2")
+        refused(lambda: w.table("t", 3, rows=10, rule=ps.Add()), errors.MismatchError, "dim=2")
         refused(lambda: w.table("u", 0, rows=10, rule=ps.Add()), wrong, "dim 0")
         refused(lambda: w.table("u", 2, rows=1 << 60, rule=ps.Add()), wrong, "rows")
         refused(lambda: w.table("", 2, rows=1, rule=ps.Add()), wrong, "name")
@@ -162,7 +162,7 @@ def test_a_table_that_workers_describe_differently_is_refused(tmp_path: Path) ->
     def main(w: ps.Worker) -> str:
         try:
             w.table("t", 2, rows=10, rule=ps.SGD(0.1 + w.rank))
-        except errors.Mismatch as error:
+        except errors.MismatchError as error:
             return str(error)
         return ""
 
@@ -174,7 +174,9 @@ def test_a_table_that_workers_describe_differently_is_refused(tmp_path: Path) ->
 def test_a_server_without_room_refuses_and_goes_on(tmp_path: Path) -> None:
     def main(w: ps.Worker) -> None:
         refused(
-            lambda: w.table("huge", 4096, rows=1 << 33, rule=ps.Adam()), errors.OutOfMemory, "arena"
+            lambda: w.table("huge", 4096, rows=1 << 33, rule=ps.Adam()),
+            errors.OutOfMemoryError,
+            "arena",
         )
         table = w.table("small", 2, rows=10, rule=ps.Add())
         table.push([9], torch.ones(1, 2))

@@ -118,5 +118,5 @@ def test_row_adagrad_keeps_one_sum_for_a_row() -> None:
     ],
 )
 def test_wrong_numbers_are_refused(make: Callable[[], object]) -> None:
-    with pytest.raises(errors.InvalidArgument):
+    with pytest.raises(errors.InvalidArgumentError):
         make()
