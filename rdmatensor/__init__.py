@@ -3,9 +3,9 @@
 Names are loaded at their first use: importing this package loads neither torch nor numpy nor the C
 library, and works on a machine without a NIC or libibverbs.
 
-What needs torch is in four modules, named as torch's own: rdmatensor.distributed for groups of
-torch.distributed, rdmatensor.torch for tensors, rdmatensor.symmetric for symmetric memory, and
-rdmatensor.plan for planned training. `import rdmatensor` is enough to use them.
+What needs torch is in five modules: rdmatensor.distributed for groups of torch.distributed,
+rdmatensor.torch for tensors, rdmatensor.symmetric for symmetric memory, rdmatensor.plan for planned
+training, and rdmatensor.ps for parameter servers. `import rdmatensor` is enough to use them.
 """
 
 from __future__ import annotations

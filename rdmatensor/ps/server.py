@@ -30,8 +30,8 @@ from rdmatensor.ps.spec import Shape, TableSpec
 class Server(Closable):
     """One server of a cluster; made by join(). Call serve().
 
-    Threads: a thread of the C library carries out pushes, pulls and clocks; serve() only makes
-        tables.
+    Threads:
+        A thread of the C library carries out pushes, pulls and clocks; serve() only makes tables.
     """
 
     def __init__(self, context: Context, shape: Shape, index: int) -> None:

@@ -25,7 +25,8 @@ class Table:
         dim: Floats of a row.
         rows: Number of rows; ids are 0 to rows - 1.
 
-    Threads: any thread; operations of one worker run one after the other.
+    Threads:
+        Any thread; operations of one worker run one after the other.
     """
 
     def __init__(self, spec: TableSpec, number: int, run: Run) -> None:

@@ -45,7 +45,8 @@ class Worker(Closable):
         workers: Number of workers.
         servers: Number of servers.
 
-    Threads: any thread; operations run one after the other.
+    Threads:
+        Any thread; operations run one after the other.
     """
 
     def __init__(self, context: Context, shape: Shape, rank: int) -> None:
