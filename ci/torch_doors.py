@@ -5,6 +5,7 @@ Run by ci/torch_next.sh in the environment of that torch; an older one lacks mos
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import tempfile
 from datetime import timedelta
@@ -12,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 RANKS = 2
 
@@ -48,8 +48,7 @@ def canonical_names() -> None:
 
 def flight_recorder() -> None:
     """torch's flight recorder, through the hooks of the process group."""
-    from torch._C import _distributed_c10d as torch_c10d
-
+    torch_c10d: Any = importlib.import_module("torch._C._distributed_c10d")
     hook = torch_c10d.FlightRecorderHook.attach(dist.distributed_c10d._get_default_group())
     for _ in range(3):
         dist.all_reduce(torch.ones(10))
@@ -92,4 +91,5 @@ def rank(number: int, folder: str) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(rank, (folder,), nprocs=RANKS)
+        spawn: Any = importlib.import_module("torch.multiprocessing").spawn
+        spawn(rank, (folder,), nprocs=RANKS)
