@@ -66,15 +66,17 @@ def _write_many(records: Sequence[Record]) -> list[Row]:
     count, size = number(first, "blocks"), number(first, "size")
     one_ns = medians.pop("one write")
     what = f"{first['transport']} {count:g} blocks of {size_text(size)}"
-    rows = [
+    return [
         _ratio(f"{what}, {name}", "one write", one_ns, ns, 0.8 if "in order" in name else None)
         for name, ns in medians.items()
     ]
-    if first["transport"] == "tcp":
-        extra = number(first, "wire_bytes_per_item") - count * size
-        what = "tcp: wire bytes beyond a write"
-        rows.append(Row(what, "-", f"{extra:.1f} B", extra, 32.0, is_most=True))
-    return rows
+
+
+def _wire(records: Sequence[Record]) -> list[Row]:
+    one = next(record for record in records if record["name"] == RDMATENSOR)
+    extra = number(one, "wire_bytes_per_item") - number(one, "size")
+    what = f"tcp: wire bytes of a write beyond its {size_text(number(one, 'size'))}"
+    return [Row(what, "-", f"{extra:.1f} B", extra, 32.0, is_most=True)]
 
 
 def _large_write(records: Sequence[Record]) -> list[Row]:
@@ -165,9 +167,11 @@ def _idle(path: str) -> Callable[[], list[Record]]:
     return functools.partial(run_ranks, "idle_memory", 2, environment=environment)
 
 
+_SMALL = ("--transport", "tcp", "--size", "8", "--count", "1000", "--rounds", "3")
 _LARGE = ("--transport", "tcp", "--size", str(64 * MIB), "--count", "5", "--rounds", "20")
 COSTS: Mapping[str, Cost] = {
     "large write, tcp": (_perf("streams", *_LARGE), _large_write),
+    "wire bytes, tcp": (_perf("streams", *_SMALL), _wire),
     **{
         f"write_many, {path}": (_perf("write_many", "--transport", path), _write_many)
         for path in _PATHS

@@ -68,12 +68,16 @@ def test_a_target_that_is_missed_is_found_and_noise_has_room(own_ns: int, with_r
 
 
 def test_lists_of_blocks_are_compared_with_one_write() -> None:
-    more: Record = {"transport": "tcp", "blocks": 4, "size": 1024, "wire_bytes_per_item": 4128.0}
+    more: Record = {"transport": "tcp", "blocks": 4, "size": 1024}
     found = {"one write": 80, "write_many in order": 100, "one by one": 800}
-    first, second, wire = _rows("write_many, tcp", more, **found)
+    first, second = _rows("write_many, tcp", more, **found)
     assert (first.figure, first.target, first.holds()) == (0.8, 0.8, True)
     assert (second.figure, second.target) == (0.1, None)
-    assert (wire.figure, wire.holds()) == (32.0, True)
+
+
+def test_wire_bytes_are_those_beyond_the_payload() -> None:
+    (row,) = _rows("wire bytes, tcp", {"size": 8, "wire_bytes_per_item": 41.0}, rdmatensor=1)
+    assert (row.figure, row.holds(), row.holds(costs.ROOM)) == (33.0, False, True)
 
 
 def test_memory_is_that_of_the_process_and_of_the_arena() -> None:
