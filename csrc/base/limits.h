@@ -11,7 +11,7 @@
 /*
  * ---- Copies ---------------------------------------------------------------------------------
  *
- * Measured by bench/floor/copy_floor.c between two pinned processes, 4 KiB pages. The tables show
+ * Measured between two pinned processes with 4 KiB pages, as `rdtperf shm_write` does. The tables show
  * the time to write a buffer that the peer has read since it was last written, and in brackets the
  * time that the peer then takes to read it, in us. Virtual AMD EPYC, Zen 4 (1 MiB L2 for each core,
  * 32 MiB L3 shared):
