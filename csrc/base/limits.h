@@ -11,10 +11,10 @@
 /*
  * ---- Copies ---------------------------------------------------------------------------------
  *
- * Measured between two pinned processes with 4 KiB pages, as `rdtperf shm_write` does. The tables show
- * the time to write a buffer that the peer has read since it was last written, and in brackets the
- * time that the peer then takes to read it, in us. Virtual AMD EPYC, Zen 4 (1 MiB L2 for each core,
- * 32 MiB L3 shared):
+ * Measured between two pinned processes with 4 KiB pages (`rdtperf shm_write` does the same). The
+ * tables show the time to write a buffer that the peer has read since it was last written, and in
+ * brackets the time that the peer then takes to read it, in us. Virtual AMD EPYC, Zen 4 (1 MiB L2
+ * for each core, 32 MiB L3 shared):
  *
  *                  4 KiB      16 KiB      32 KiB      64 KiB      1 MiB       64 MiB
  *   memcpy       0.12 (0.4)  1.3 (1.4)   3.6 (1.6)  7.2 (2.5)   109 (38)   6300-12000 (3500)
