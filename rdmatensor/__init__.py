@@ -89,7 +89,7 @@ _MODULES = {
     "types": ("Counters",),
 }
 # Modules that need no import of their own. Of all public names only those of _OF_TORCH need torch.
-_OF_TORCH = ("distributed", "plan", "ps", "symmetric", "torch")
+_OF_TORCH = ("distributed", "plan", "symmetric", "torch")
 _MODULES_BY_NAME = (*_OF_TORCH, "errors", "metrics", "trace")
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -60,12 +60,28 @@ class Rule:
 
 
 def Assign() -> Rule:  # noqa: N802 - rules are named as torch's optimizers are
-    """Make the rule by which a row becomes the pushed value; of several the last one counts."""
+    """Make the rule by which a row becomes the pushed value; of several the last one counts.
+
+    Returns:
+        The rule.
+
+    Example:
+        >>> Assign().kind
+        'ASSIGN'
+    """
     return Rule("ASSIGN")
 
 
 def Add() -> Rule:  # noqa: N802
-    """Make the rule by which pushed values are added; workers' pushes are summed, not averaged."""
+    """Make the rule by which pushed values are added; workers' pushes are summed, not averaged.
+
+    Returns:
+        The rule.
+
+    Example:
+        >>> Add().kind
+        'ADD'
+    """
     return Rule("ADD")
 
 
@@ -85,18 +101,54 @@ def SGD(  # noqa: N802
 
     Raises:
         InvalidArgumentError: A number is out of range.
+
+    Example:
+        >>> SGD(0.1, momentum=0.9).kind
+        'MOMENTUM'
     """
     kind = "MOMENTUM" if momentum else "SGD"
     return Rule(kind, lr, momentum, nesterov=nesterov, weight_decay=weight_decay)
 
 
 def Adagrad(lr: float = 0.01, eps: float = 1e-10, *, initial: float = 0.0) -> Rule:  # noqa: N802
-    """Make the rule of torch.optim.Adagrad, without its decays."""
+    """Make the rule of torch.optim.Adagrad, without its decays.
+
+    Args:
+        lr: Learning rate.
+        eps: Added to the root.
+        initial: What the sums of squares begin with.
+
+    Returns:
+        The rule.
+
+    Raises:
+        InvalidArgumentError: A number is out of range.
+
+    Example:
+        >>> Adagrad(0.1).lr
+        0.1
+    """
     return Rule("ADAGRAD", lr, eps=eps, initial=initial)
 
 
 def RowAdagrad(lr: float = 0.01, eps: float = 1e-10, *, initial: float = 0.0) -> Rule:  # noqa: N802
-    """Make Adagrad with one sum for a row, of its gradients' mean squares."""
+    """Make Adagrad with one sum for a row, of its gradients' mean squares.
+
+    Args:
+        lr: Learning rate.
+        eps: Added to the root.
+        initial: What the sums begin with.
+
+    Returns:
+        The rule.
+
+    Raises:
+        InvalidArgumentError: A number is out of range.
+
+    Example:
+        >>> RowAdagrad(0.1).kind
+        'ROW_ADAGRAD'
+    """
     return Rule("ROW_ADAGRAD", lr, eps=eps, initial=initial)
 
 
@@ -123,6 +175,10 @@ def Adam(  # noqa: N802
 
     Raises:
         InvalidArgumentError: A number is out of range.
+
+    Example:
+        >>> Adam(0.01, lazy=False).kind
+        'ADAM'
     """
     kind = "LAZY_ADAM" if lazy else "ADAM"
     return Rule(kind, lr, eps=eps, weight_decay=weight_decay, beta1=betas[0], beta2=betas[1])
@@ -134,7 +190,24 @@ def AdamW(  # noqa: N802
     eps: float = 1e-8,
     weight_decay: float = 0.01,
 ) -> Rule:
-    """Make the rule of torch.optim.AdamW; on a table it decays the pushed rows."""
+    """Make the rule of torch.optim.AdamW; on a table it decays the pushed rows.
+
+    Args:
+        lr: Learning rate.
+        betas: Of the means of gradients and of their squares.
+        eps: Added to the root.
+        weight_decay: Times lr, the part of a value that a step takes away.
+
+    Returns:
+        The rule.
+
+    Raises:
+        InvalidArgumentError: A number is out of range.
+
+    Example:
+        >>> AdamW(0.01).weight_decay
+        0.01
+    """
     return Rule("ADAMW", lr, eps=eps, weight_decay=weight_decay, beta1=betas[0], beta2=betas[1])
 
 
@@ -148,24 +221,73 @@ class Init:
 
 
 def zeros() -> Init:
-    """Rows begin with zeros."""
+    """Make the description of rows that begin with zeros.
+
+    Returns:
+        The description.
+
+    Example:
+        >>> zeros().kind
+        'ZERO'
+    """
     return Init("ZERO")
 
 
 def constant(value: float) -> Init:
-    """Rows begin with one value."""
+    """Make the description of rows that begin with one value.
+
+    Args:
+        value: Of each element.
+
+    Returns:
+        The description.
+
+    Example:
+        >>> constant(0.5).first
+        0.5
+    """
     return Init("CONSTANT", value)
 
 
 def uniform(low: float, high: float) -> Init:
-    """Rows begin with values from low to below high."""
+    """Make the description of rows that begin with values from low to below high.
+
+    Args:
+        low: The least value.
+        high: The bound.
+
+    Returns:
+        The description.
+
+    Raises:
+        InvalidArgumentError: low exceeds high.
+
+    Example:
+        >>> uniform(-0.1, 0.1).second
+        0.1
+    """
     if not low <= high:
         raise invalid("uniform", f"low={low} exceeds high={high}")
     return Init("UNIFORM", low, high)
 
 
 def normal(mean: float = 0.0, std: float = 1.0) -> Init:
-    """Rows begin with values of a normal distribution."""
+    """Make the description of rows that begin with values of a normal distribution.
+
+    Args:
+        mean: Of the values.
+        std: Their standard deviation.
+
+    Returns:
+        The description.
+
+    Raises:
+        InvalidArgumentError: std is negative.
+
+    Example:
+        >>> normal(0.0, 0.01).second
+        0.01
+    """
     if not std >= 0:
         raise invalid("normal", f"std={std} is negative")
     return Init("NORMAL", mean, std)
