@@ -192,8 +192,9 @@ rdt_ps_server_attach(rdt_ps_server *server, uint32_t worker, rdt_endpoint *ep,
                               (unsigned long long)want);
     (void)pthread_mutex_lock(&server->lock);
     server->clients[worker].outbox = *outbox;
+    const rdt_status added = rdti_ps_arrivals_add(server, worker, ep, err);
     (void)pthread_mutex_unlock(&server->lock);
-    return rdti_ps_arrivals_add(server, worker, ep, err);
+    return added;
 }
 
 rdt_status

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Leases against a model: workers lease, end steps, leave and die in random order, and each chunk is
+ * applied once on each of two servers. */
+#include "harness.h"
+
+#include "ps/model/queue.h"
+
+enum { WORKERS = 5, SERVERS = 2, CHUNKS_MAX = 40 };
+
+static uint64_t random_state = 3;
+
+static uint32_t
+random_below(uint32_t bound)
+{
+    random_state = random_state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (uint32_t)(random_state >> 33) % bound;
+}
+
+struct model {
+    struct rdti_ps_queue queues[SERVERS];
+    uint64_t leased[WORKERS]; /* RDT_PS_CHUNK_NONE: nothing */
+    bool is_dead[WORKERS];
+    uint32_t alive;
+    uint32_t applied[SERVERS][CHUNKS_MAX];
+};
+
+static void
+model_apply(struct model *model, uint32_t server, uint64_t chunk)
+{
+    if (rdti_ps_queue_apply(&model->queues[server], chunk))
+        model->applied[server][chunk]++;
+}
+
+/* A step reaches both servers, unless the worker dies after the first, or before it. */
+static void
+model_step(struct model *model, uint32_t worker)
+{
+    const uint32_t reached =
+        model->alive > 1 && random_below(4) == 0 ? random_below(3) : SERVERS + 1;
+
+    for (uint32_t server = 0; server < SERVERS && server < reached; server++)
+        model_apply(model, server, model->leased[worker]);
+    if (reached <= SERVERS) {
+        model->is_dead[worker] = true;
+        model->alive--;
+        rdti_ps_queue_return(&model->queues[0], worker);
+    } else {
+        rdti_ps_queue_confirm(&model->queues[0], worker);
+    }
+    model->leased[worker] = RDT_PS_CHUNK_NONE;
+}
+
+static void
+check_run(uint64_t chunks)
+{
+    struct model model = {.alive = WORKERS};
+
+    for (uint32_t server = 0; server < SERVERS; server++)
+        CHECK_INT_EQ(rdti_ps_queue_init(&model.queues[server], chunks, NULL), RDT_OK);
+    for (uint32_t worker = 0; worker < WORKERS; worker++)
+        model.leased[worker] = RDT_PS_CHUNK_NONE;
+    while (!rdti_ps_queue_is_over(&model.queues[0])) {
+        const uint32_t worker = random_below(WORKERS);
+        if (model.is_dead[worker])
+            continue;
+        if (model.leased[worker] == RDT_PS_CHUNK_NONE)
+            model.leased[worker] = rdti_ps_queue_lease(&model.queues[0], worker);
+        else
+            model_step(&model, worker);
+        for (uint32_t other = 0; other < worker; other++)
+            CHECK(model.leased[other] == RDT_PS_CHUNK_NONE ||
+                  model.leased[other] != model.leased[worker]);
+    }
+    for (uint32_t server = 0; server < SERVERS; server++) {
+        for (uint64_t chunk = 0; chunk < chunks; chunk++)
+            CHECK_UINT_EQ(model.applied[server][chunk], 1);
+        rdti_ps_queue_free(&model.queues[server]);
+    }
+}
+
+TEST(each_chunk_is_applied_once_whatever_dies)
+{
+    for (int round = 0; round < 3000; round++)
+        check_run(random_below(CHUNKS_MAX + 1));
+}
+
+TEST(leases_are_in_order_and_come_back_first)
+{
+    struct rdti_ps_queue queue;
+
+    CHECK_INT_EQ(rdti_ps_queue_init(&queue, UINT64_C(1) << 29, NULL), RDT_EINVAL);
+    CHECK_INT_EQ(rdti_ps_queue_init(&queue, 3, NULL), RDT_OK);
+    CHECK_UINT_EQ(rdti_ps_queue_lease(&queue, 0), 0);
+    CHECK_UINT_EQ(rdti_ps_queue_lease(&queue, 1), 1);
+    rdti_ps_queue_return(&queue, 0);
+    CHECK_UINT_EQ(rdti_ps_queue_lease(&queue, 1), 0);
+    CHECK_UINT_EQ(rdti_ps_queue_lease(&queue, 1), 2);
+    CHECK_UINT_EQ(rdti_ps_queue_lease(&queue, 0), RDT_PS_CHUNK_NONE);
+    CHECK(!rdti_ps_queue_is_over(&queue));
+    rdti_ps_queue_confirm(&queue, 1);
+    CHECK(rdti_ps_queue_is_over(&queue));
+    rdti_ps_queue_free(&queue);
+}
+
+TEST_MAIN()
