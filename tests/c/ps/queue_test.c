@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Leases against a model: workers lease, end steps, leave and die in random order, and each chunk is
- * applied once on each of two servers. */
+ * Leases: workers lease, end steps and die in random order, and each chunk is applied once on each
+ * of two servers. */
 #include "harness.h"
 
 #include "ps/model/queue.h"
