@@ -237,7 +237,9 @@ def planned(rank: int, world: int, *, model: str = "mlp") -> dict[str, Any]:
         found["held_s"] = _held_s(module) - held_s
         found["steps_s"] = time.monotonic() - began_s
     found["took"] = {name: after_s - before[name] for name, after_s in passes().items()}
+    found["persistent"] = rdmatensor.distributed.describe()["collectives"]["persistent"]
     module.close()
+    found["left"] = rdmatensor.distributed.describe()["collectives"]["persistent"]
     dist.destroy_process_group()
     return found
 

@@ -16,7 +16,7 @@ import pytest
 
 pytestmark = pytest.mark.timeout(120)
 
-STEPS = 5  # roles_counts.STEPS
+STEPS, WARM = 5, 4  # of roles_counts
 ZERO = ("copied_bytes", "control_messages", "registrations")
 SLACK_BYTES = 64 * 1024  # heartbeats and goodbyes
 
@@ -69,6 +69,18 @@ def test_the_witness_sees_copies_where_there_are_some(tmp_path: Path, witness: s
         assert rank["copied_by_rdmatensor"] >= STEPS * rank["bytes"] / 4
 
 
+def check_bindings(rank: dict[str, Any], ways: list[str]) -> None:
+    """Each bucket is bound, in one of these ways; none is left after close()."""
+    bindings = rank["persistent"]
+    assert sorted(one["bytes"] for one in bindings) == sorted(rank["buckets"])
+    assert {one["way"] for one in bindings} == set(ways)
+    assert {one["operation"] for one in bindings} == {"all_reduce"}
+    assert {one["starts"] for one in bindings} == {WARM + 2 * STEPS}
+    assert all(bool(one["reason"]) == (one["way"] != "in place") for one in bindings)
+    assert all(one["rank"] is None for one in bindings)
+    assert rank["left"] == []
+
+
 def test_a_planned_model_over_shared_memory(tmp_path: Path, witness: str) -> None:
     for rank in run("planned", tmp_path, witness):
         first, *later = rank["steps"]
@@ -83,6 +95,7 @@ def test_a_planned_model_over_shared_memory(tmp_path: Path, witness: str) -> Non
         assert 0 < rank["held_s"] < rank["steps_s"]
         assert rank["took"]["summing_s"] > 0
         assert rank["took"]["copying_s"] == 0
+        check_bindings(rank, ["in place"])
         assert {name: rank[name] for name in ZERO} == dict.fromkeys(ZERO, 0)
         assert rank["copied_by_rdmatensor"] == 0
         # Nor did torch copy as much as one gradient's worth anywhere.
@@ -108,6 +121,7 @@ def test_a_planned_model_over_tcp(tmp_path: Path, witness: str) -> None:
         first, *later = rank["steps"]
         assert first["copied_bytes"] == rank["bytes"]
         assert first["control_messages"] > 0
+        check_bindings(rank, ["messages"])
         for step in later:
             assert {name: step[name] for name in ZERO} == dict.fromkeys(ZERO, 0)
 
