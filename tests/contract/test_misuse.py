@@ -335,6 +335,9 @@ def test_addresses_that_are_not_there_are_told_by_their_settings(settings: Setti
 
 
 def test_numbers_of_numpy_are_ranks(world: World) -> None:
-    with pytest.raises(InvalidArgumentError, match="rank 5 is not one of the job's: expected another rank from 0 to 1"):
+    with pytest.raises(
+        InvalidArgumentError,
+        match="rank 5 is not one of the job's: expected another rank from 0 to 1",
+    ):
         world[np.int64(5)]
     world.group("alone", [np.int32(0)]).close()  # type: ignore[list-item]

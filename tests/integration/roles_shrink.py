@@ -20,7 +20,7 @@ def _total(size: int) -> list[float]:
 
 
 def goes_on_without(rank: int, world: int, *, victim: int, flags: int) -> dict[str, object]:
-    """Return what the survivors computed before, what they were told, and what they computed."""
+    """Return the survivors' sums before, the error they got, and their sums after."""
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     before = _total(1000)
     meet("ready", rank, range(world))

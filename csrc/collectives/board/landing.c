@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Landings: the tensors of a persistent collective, which the members that use them hold from its
- * initialisation on. A start takes two ticks. The first says that the member's tensor may be used, the second that
- * the member uses no other one any more. Between them each member reads, and for all_reduce writes,
- * the tensors themselves, with no copy through a stage. A member whose all_reduce has other memory
- * in this start says so in the first tick, and then all go over the stages.
+ * initialisation on. A start takes two ticks. The first says that the member's tensor may be used,
+ * the second that the member uses no other one any more. Between them each member reads, and for
+ * all_reduce writes, the tensors themselves, with no copy through a stage. A member whose
+ * all_reduce has other memory in this start says so in the first tick: then all use the stages.
  */
 #include <sched.h>
 #include <stdlib.h>
