@@ -81,7 +81,8 @@ def check_packages() -> None:
     done = subprocess.run(
         [command, "doctor", "--json"], check=False, stdout=subprocess.PIPE, timeout=60
     )
-    assert {"version", "shm", "tcp"} <= {found["subject"] for found in json.loads(done.stdout)}
+    findings = json.loads(done.stdout)["findings"]
+    assert {"version", "shm", "tcp"} <= {found["subject"] for found in findings}
 
 
 def check_library() -> None:
