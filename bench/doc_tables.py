@@ -1,4 +1,4 @@
-"""Write the measured tables of the documentation from bench/results.
+"""Write the measured tables of README.md from bench/results; the site takes its own from here.
 
     python -m bench.doc_tables            writes them
     python -m bench.doc_tables --check    exit status 1 where a page or the picture differs
@@ -11,7 +11,7 @@ twentieth longer. bench/reasons.md has the reasons, written by hand: those whose
 table's title stand below it if a cell is bold.
 
 `<!-- bench: means FILE... -->` has the means of collectives, `<!-- bench: plain FILE... -->` those
-of the plain rows only. docs/collectives.svg is drawn from the same.
+of the plain rows only. docs/_static/collectives.svg is drawn from the same.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from bench.suite.layout import geometric
 from bench.suite.peers import RDMATENSOR
 from bench.suite.settings import MIB, PLAIN, ROWS
 
-PAGES = ("README.md", "docs/measured.md", "docs/performance.md")
+PAGES = ("README.md",)  # those of docs/ are filled when the site is built
 ROOM = 0.95  # above it a ratio counts as noise, as in compare.py
-PICTURE = "docs/collectives.svg"
+PICTURE = "docs/_static/collectives.svg"
 PICTURED = ("collectives/shm_2_ranks.json", "collectives/tcp_2_ranks.json")
 _BLOCK = re.compile(
     r"<!-- bench: (?P<of>(?P<name>[^ ;]+\.json)(?P<words>(?:; [^;>\n]+)*)) -->\n"

@@ -37,7 +37,7 @@ LogLevel = Literal["error", "warn", "info", "debug"]
 class Settings:
     """All settings of a context. Each field has the default of an empty environment.
 
-    `rdmatensor settings` and docs/settings.md say what each means: a field has the name of its
+    `rdmatensor settings` and settings.md say what each means: a field has the name of its
     variable in lower case, without the prefix ``RDMATENSOR_``.
 
     Raises:

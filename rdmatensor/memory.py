@@ -73,7 +73,7 @@ class RemoteRegion:
         return RemoteRegion(owner, *(getattr(struct, name) for name in names))
 
     def encode(self) -> bytes:
-        """Return the handle as bytes, of the format in docs/wire.md.
+        """Return the handle as bytes, of the format in wire.md.
 
         Returns:
             RemoteRegion.ENCODED_BYTES (64) bytes.

@@ -37,7 +37,7 @@ done
 exec podman "${words[@]}"
 WRAPPER
 chmod +x /run/pair/podman
-# Nor does podman-compose know device_cgroup_rules, which docs/rig.md tells its users of.
+# Nor does podman-compose know device_cgroup_rules, which rig.md tells its users of.
 compose=(podman-compose "--podman-run-args=--device-cgroup-rule='c 231:* rwm'"
     --podman-path /run/pair/podman -p pair -f "$here/compose.yaml")
 export CONTAINERS_STORAGE_CONF=/run/pair/storage.conf CONTAINERS_CONF=/run/pair/containers.conf

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run a command with a working RDMA device: the host's, or rdma_rxe in one or two virtual machines
-# on this machine's own files. `bash ci/rig/run.sh --help` lists the options, docs/rig.md explains.
+# on this machine's own files. `bash ci/rig/run.sh --help` lists the options, rig.md explains.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 for python in "$here/../../.venv/bin/python" python3; do

@@ -27,7 +27,7 @@ rdt_status rdti_path_create(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES]
 /* RDT_EMISMATCH if either side requires a better transport. */
 rdt_status rdti_path_check_floor(const rdt_endpoint *ep, uint32_t transport, uint32_t peer_floor,
                                  struct rdt_error *err);
-/* The transport that the listener of an authenticated connection offers: docs/wire.md, "Path". The
+/* The transport that the listener of an authenticated connection offers: wire.md, "Path". The
  * connector derives it by the same rule where none was offered. */
 uint32_t rdti_path_choice(const struct rdti_authenticated *with);
 /* Makes the local half of a lane -> PATH. */

@@ -205,7 +205,7 @@ struct rdt_coll_part {
     uint64_t count;
 };
 /* Maximum size of a part's `count` elements. Parts are copied twice, which up to this size costs no
- * more than separate messages (docs/performance.md); send larger tensors separately, in place. */
+ * more than separate messages (collectives.md); send larger tensors separately, in place. */
 #define RDT_COLL_PART_MAX_BYTES 16384
 /*
  * Start one collective that does for every part what rdt_coll_post() would, bit for bit:

@@ -10,7 +10,7 @@ from rdmatensor._native.arguments import SECONDS_MAX, seconds
 from rdmatensor.errors import InvalidArgumentError
 
 SECRET_BYTES_MAX = 4096
-_STREAMS_MAX = 16  # the wire format's bound, see docs/wire.md
+_STREAMS_MAX = 16  # the wire format's bound, see wire.md
 _MIB_MAX = 1 << 34  # 16 PiB: more than any machine has, far from overflow in bytes
 
 

@@ -1,6 +1,6 @@
 """Every environment variable of the library, with its type, default, scope and meaning.
 
-`rdmatensor settings` prints this list, and docs/settings.md has it as tables.
+`rdmatensor settings` prints this list, and the page of settings is generated from it.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ VARIABLES = (
         "HOOKS", "flag", _FLAG, "1", "process",
         "0: making a group changes nothing else in the process: as `RDMATENSOR_ADOPT=0` and "
         "`RDMATENSOR_PLAN=off`, and no function of torch is wrapped "
-        "(docs/torch.md)",
+        "(docs/reference/process-changes.md)",
         _flag, "hooks",
     ),
     Variable(
@@ -235,7 +235,7 @@ VARIABLES = (
     Variable(
         "VERIFY", "choice", "off or crc32c", "off", "job",
         "`crc32c`: payload is summed where it leaves and compared where it arrives, on every path "
-        "(docs/verify.md)",
+        "(docs/how-to/verify.md)",
         str.lower, "verify",
     ),
     Variable(
@@ -261,7 +261,7 @@ NATIVE_VARIABLES = (
     Variable(
         "ALGO", "choice",
         "auto, messages, direct, ring, halving-doubling, tree or hierarchical", "auto", "job",
-        "the algorithm of collectives (docs/performance.md)",
+        "the algorithm of collectives (docs/explanation/collectives.md)",
         _choice("auto", "messages", "direct", "ring", "halving-doubling", "tree", "hierarchical"),
     ),
     Variable(
@@ -332,8 +332,9 @@ NATIVE_VARIABLES = (
     ),
     Variable(
         "VERBS_NOTIFY", "choice", "imm, flag or auto", "imm", "process",
-        "how the data of a slot is announced (docs/rdma.md): by an immediate, or by a flag in "
-        "memory if the device writes in order; on other devices `flag` warns and `auto` does not",
+        "how the data of a slot is announced (docs/explanation/rdma.md): by an immediate, or by a "
+        "flag in memory if the device writes in order; on other devices `flag` warns and `auto` "
+        "does not",
         _choice("imm", "flag", "auto"),
     ),
     Variable(

@@ -14,7 +14,7 @@ from graph_analysis.plan import PlannedBucket, PlannedTensor, gradient_buckets
 from graph_analysis.recording import RecordedTensor
 from rdmatensor.errors import PlanMismatchError
 
-# From this size on a pack gains nothing over separate messages: docs/performance.md, "Many small
+# From this size on a pack gains nothing over separate messages: collectives.md, "Many small
 # tensors".
 PACKED_BELOW_BYTES = 16 * 1024
 

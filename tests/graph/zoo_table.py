@@ -1,4 +1,4 @@
-"""The table of docs/graph_analysis.md: python tests/graph/zoo_table.py [MODEL ...].
+"""The table of plans.md: python tests/graph/zoo_table.py [MODEL ...].
 
 Counts and bytes are the same on every machine; seconds are CPU time of analyze() on this one,
 most of them torch's: half a minute for one model is too long, and the exit status says so. The

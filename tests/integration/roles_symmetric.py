@@ -209,7 +209,7 @@ def gathered(mine: bytes) -> list[bytes]:
 
 
 def with_sum(region: bytes) -> bytes:
-    """The region with the check sum of what it says now (docs/wire.md)."""
+    """The region with the check sum of what it says now (wire.md)."""
     total = 0xCBF29CE484222325
     for byte in region[:60]:
         total = (total ^ byte) * 0x100000001B3 % (1 << 64)

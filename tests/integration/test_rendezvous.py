@@ -110,7 +110,7 @@ def test_making_a_group_asks_no_name_server(tmp_path: Path) -> None:
     assert [rank["group"] for rank in ranks] == [0, 0]
 
 
-JOB = struct.Struct("<4sHH12s12sIBBH32s64s64s")  # docs/wire.md
+JOB = struct.Struct("<4sHH12s12sIBBH32s64s64s")  # wire.md
 JOB_FIELDS = {
     "magic": b"RDTG",
     "version": 1,

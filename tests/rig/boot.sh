@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What docs/rig.md promises of a command in the rig, by one real boot: its words come while it runs,
+# What rig.md promises of a command in the rig, by one real boot: its words come while it runs,
 # its status is passed on, and its files come back. Leaves rows as ci/rig/parts.sh does.
 # Usage: tests/rig/boot.sh OUT
 set -euo pipefail

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 WAIT_S = 120.0
 PEER_TIMEOUT_S = 8.0  # silence after which a peer counts as dead: longer than what follows
-RETRY_WINDOW_S = 4.096e-6 * 2**17 * 7  # docs/rdma.md, "A path that is lost"; the defaults
-DEATH_S = 0.5  # docs/python.md: a process that dies is named within half a second
+RETRY_WINDOW_S = 4.096e-6 * 2**17 * 7  # rdma.md, "A path that is lost"; the defaults
+DEATH_S = 0.5  # python.md: a process that dies is named within half a second
 # Both machines are emulated, on two CPUs that may serve others: to start a shell takes half a
 # second, a thread that is woken waits for its turn, and the kernel itself tells of a lost carrier
 # up to a second later. With it a death is still told before silence is, and all of it long before

@@ -1,4 +1,4 @@
-"""An independent witness: a peer by docs/wire.md on Debian's pyverbs, driven by witness_job.py.
+"""An independent witness: a peer by wire.md on Debian's pyverbs, driven by witness_job.py.
 
 Usage: witness.py DEVICE ADDRESS QPS, by the system's Python; lines of JSON come in and go out. It
 checks with its own eyes what the library writes, asks for and allows, and leaves at the first

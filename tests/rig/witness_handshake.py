@@ -1,4 +1,4 @@
-"""The handshake by docs/wire.md in both roles, and the same without the secret."""
+"""The handshake by wire.md in both roles, and the same without the secret."""
 
 from __future__ import annotations
 

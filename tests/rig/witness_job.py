@@ -156,7 +156,7 @@ def system_version() -> str:
 def beside(job: Job, endpoint: Any) -> None:
     """Use pyverbs in this process beside the library: the same bytes, registered by each.
 
-    docs/pyverbs.md tells users to. Debian's pyverbs is for Debian's Python version only.
+    pyverbs.md tells users to. Debian's pyverbs is for Debian's Python version only.
     """
     sys.path.append(DEBIAN_MODULES)
     from pyverbs import enums
@@ -194,7 +194,7 @@ def beside(job: Job, endpoint: Any) -> None:
 
 
 def no_sharing(job: Job) -> None:
-    """See that pyverbs gives no way to share a device here, as docs/pyverbs.md says."""
+    """See that pyverbs gives no way to share a device here, as pyverbs.md says."""
     device = os.environ["RIG_DEVICE"]
     if os.environ["RIG_MEANS"] != "device":  # all others are rxe; some NICs can
         got = job.ask("import")["errno"]

@@ -1,4 +1,4 @@
-"""A peer by docs/wire.md, once it is authenticated: side channel, proof, messages, keys."""
+"""A peer by wire.md, once it is authenticated: side channel, proof, messages, keys."""
 
 from __future__ import annotations
 

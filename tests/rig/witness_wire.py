@@ -1,4 +1,4 @@
-"""The wire format, written down a second time from docs/wire.md: no code of the library is used.
+"""The wire format, written down a second time from wire.md: no code of the library is used.
 
 Decoders check what they rely on and raise WireError; values are plain tuples and dataclasses.
 """
@@ -46,7 +46,7 @@ WORDS_BYTES = FRAME_HEAD.size + _WORDS.size  # of READY
 
 
 class WireError(Exception):
-    """Bytes of the peer's are not what docs/wire.md says."""
+    """Bytes of the peer's are not what wire.md says."""
 
 
 def require(is_so: bool, what: str) -> None:

@@ -88,8 +88,8 @@ def test_a_picture_that_differs_is_found_and_written(
     for name in ("bench/reasons.md", *pictured):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / doc_tables.PICTURE).parent.mkdir(parents=True)
     for name in doc_tables.PAGES:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("no table\n", encoding="utf-8")
     assert doc_tables.main(["--check"], tmp_path) == 1
     assert "collectives.svg differs" in capsys.readouterr().err

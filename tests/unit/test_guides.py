@@ -1,4 +1,4 @@
-"""docs/threading.md and docs/ownership.md: what they name exists, their numbers are the code's."""
+"""threads.md and ownership.md: what they name exists, their numbers are the code's."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import rdmatensor
 
 ROOT = Path(__file__).parents[2]
-THREADING = (ROOT / "docs/threading.md").read_text(encoding="utf-8")
-OWNERSHIP = (ROOT / "docs/ownership.md").read_text(encoding="utf-8")
+THREADING = (ROOT / "docs/explanation/threads.md").read_text(encoding="utf-8")
+OWNERSHIP = (ROOT / "docs/explanation/ownership.md").read_text(encoding="utf-8")
 HEADER = "".join(
     (ROOT / "csrc/include" / name).read_text(encoding="utf-8")
     for name in ("rdmatensor.h", "rdmatensor_ext.h")
@@ -52,13 +52,13 @@ def test_the_times_of_waiters_are_the_codes() -> None:
     least = number("RDTI_SPIN_LEAST_NS", "csrc/progress/engine_impl.h")
     most = number("RDTI_SPIN_MOST_NS", "csrc/progress/engine_impl.h")
     nap = number("RDTI_SLICE_NS", "csrc/progress/engine_impl.h")
-    assert f"A waiter spins for {least // 1000} us, or for up to {most / 10**6:g} ms" in THREADING
-    assert f"Never longer than {nap // 10**6} ms at a time" in THREADING
+    assert f"spins for {least // 1000} us, or for up to {most / 10**6:g} ms" in THREADING
+    assert f"A sleep is never longer than {nap // 10**6} ms at a\ntime" in THREADING
 
 
 def test_the_litmus_test_of_the_doorbell_runs_as_often_as_is_said() -> None:
     hops = source("tests/c/base/doorbell_litmus_test.c")
-    assert "a litmus test runs 10^7 rounds of it" in THREADING
+    assert "a litmus test runs 10^7\nrounds of it" in THREADING
     assert f"#define FUTEX_HOPS UINT64_C({10**7})" in hops
 
 

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md answers each complaint in one row, with tests that are there."""
+"""complaints.md answers each complaint in one row, with tests that are there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 TEST = re.compile(r"`([\w/.]+)`: `(\w+)`")
 ROWS = re.findall(
     r"(?m)^\| \*\*(\d+)\. [^|]* \| [^|]* \| (`[^|]*`) \|$",
-    (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8"),
+    (ROOT / "docs/developer/complaints.md").read_text(encoding="utf-8"),
 )
 
 

@@ -1,4 +1,4 @@
-"""docs/wire.md states what the headers of csrc/wire say: numbers, layouts, fields, hashes."""
+"""wire.md states what the headers of csrc/wire say: numbers, layouts, fields, hashes."""
 
 import ast
 import hashlib
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOC = (ROOT / "docs/wire.md").read_text(encoding="utf-8")
+DOC = (ROOT / "docs/developer/wire.md").read_text(encoding="utf-8")
 WIRE_HEADERS = sorted((ROOT / "csrc/wire").rglob("*.h"))
 HEADERS = [ROOT / "csrc/include/rdmatensor.h", ROOT / "csrc/base/crypto.h", *WIRE_HEADERS]
 # Enumerations whose numbers travel; the others are names inside a process.

@@ -21,7 +21,7 @@ Direction = Literal["forward", "backward"]
 _KINDS = {"forward": "activation", "backward": "gradient of activation"}
 _AGAIN = (
     "the group has ended; in another run call schedule.eval() with an input of the new shape "
-    "before step(), which makes the stages allocate new buffers; docs/torch.md, Pipelines, has "
+    "before step(), which makes the stages allocate new buffers; docs/explanation/pipelines.md has "
     "the other ways"
 )
 

@@ -24,7 +24,7 @@ struct lie {
     uint64_t steps;               /* of all_to_all */
     uint64_t sent_bytes;          /* of all_to_all, to everybody */
     bool is_counted;              /* they are right */
-    uint8_t saying;               /* the first bytes of the stage, as docs/wire.md has them */
+    uint8_t saying;               /* the first bytes of the stage, as wire.md has them */
     uint8_t number;
     bool is_foreign;       /* the region is nobody's */
     uint64_t region_bytes; /* less than the region has; 0: what it has */

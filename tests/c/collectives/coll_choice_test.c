@@ -14,7 +14,7 @@ static struct fake_world world;
 static const uint32_t sizes[] = {2, 3, 5, 8};
 enum { SIZES = 4 };
 
-/* ---- The cheapest by the table, computed once more, by docs/performance.md ---- */
+/* ---- The cheapest by the table, computed once more, by collectives.md ---- */
 
 struct ground {
     double alpha_ns;

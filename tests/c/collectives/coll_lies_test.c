@@ -42,7 +42,7 @@ run_with(const struct fake_lie *lie, uint64_t seed)
     fake_world_fini(&world);
 }
 
-/* The tags of docs/wire.md, "Founding of a group". */
+/* The tags of wire.md, "Founding of a group". */
 #define ADDRESS (UINT64_C(3) << 62)
 #define VOTE (ADDRESS | 1)
 #define TABLE (ADDRESS | 2)

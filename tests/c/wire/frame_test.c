@@ -24,7 +24,7 @@ TEST(frames_survive_every_bit_flip)
         check_bit_flips(names[i]);
 }
 
-/* The payload lengths of docs/wire.md, type by type. */
+/* The payload lengths of wire.md, type by type. */
 TEST(frame_head_bounds_each_payload)
 {
     static const struct {

@@ -23,7 +23,7 @@ TEST(handshake_survives_every_bit_flip)
         check_bit_flips(names[i]);
 }
 
-/* The values of docs/wire.md's example; the bytes there and the hashes below come from Python. */
+/* The values of wire.md's example; the bytes there and the hashes below come from Python. */
 static void
 sample(uint8_t hello_out[RDTI_HELLO_BYTES], uint8_t challenge_out[RDTI_CHALLENGE_BYTES])
 {

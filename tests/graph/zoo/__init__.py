@@ -1,4 +1,4 @@
-"""Models written plainly, for the tests, the table in docs/graph_analysis.md and the command line.
+"""Models written plainly, for the tests, the table in plans.md and the command line.
 
 Each factory takes no argument and returns (model, inputs, loss_fn), as the command line wants it.
 """
