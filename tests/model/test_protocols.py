@@ -1,7 +1,7 @@
 """The four lock-free protocols of shared memory, in every execution that C11's model allows.
 
 Each protocol is written down as its accesses and their orders, as the C code has them; where an
-order is named, the test shows that a weaker one there breaks the protocol. docs/memory_model.md
+order is named, the test shows that a weaker one there breaks the protocol. aarch64.md
 says which function each step is.
 """
 

@@ -53,7 +53,7 @@
 #define SHM_PROCESS_BLOCKS 64
 
 /* Up to this size a second copy out of a ring costs less than an RTS and its answer, each of which
- * may have to wake the peer's progress thread: collectives.md, "Messages between two ranks of
+ * may have to wake the peer's progress thread: messages.md, "Between two ranks of
  * a host". If both processes spin in C, rendezvous is faster from 32 KiB on (round trip 3.50 us,
  * eager 4.23; virtual AMD EPYC, Zen 4). */
 #define SHM_EAGER_MAX_BYTES (UINT64_C(64) << 10)
