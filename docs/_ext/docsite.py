@@ -56,7 +56,7 @@ def escaped(line: str) -> str:
     """Return a line in which a lone star and a name that ends in _ are no markup."""
     line = re.sub(r"(?<![`:\w])`([^`]+)`(?![`_])", r"``\1``", line)  # napoleon keeps its colons
     line = re.sub(r"(?<![\w*`\\])\*(?=\w)(?![^*]*\*)", r"\\*", line)
-    return re.sub(r"(?<![`\w])([A-Za-z]+_)(?=[\s.,;:)*"']|$)", r"``\1``", line)
+    return re.sub(r"(?<![`\w])([A-Za-z]+_)(?=[^\w`]|$)", r"``\1``", line)
 
 
 def _docstring(
