@@ -359,7 +359,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
 def draw_all(folder: Path) -> None:
     """Draw every picture into a folder, except those that are newer than this file."""
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {"svg.fonttype": "path", "svg.hashsalt": "rdmatensor", "font.size": SIZE}
+    settings: Any = {"svg.fonttype": "path", "svg.hashsalt": "rdmatensor", "font.size": SIZE}
     with mpl.rc_context(settings):
         for name, draw in PICTURES.items():
             path = folder / f"{name}.svg"

@@ -42,7 +42,8 @@ def reduced(name: str, dtype: torch.dtype) -> torch.Tensor:
     if name in ("BAND", "BOR", "BXOR"):
         whole = [one.to(torch.int64) for one in (first, second)]
         call = {"BAND": "bitwise_and", "BOR": "bitwise_or", "BXOR": "bitwise_xor"}[name]
-        return getattr(torch, call)(*whole).to(dtype)
+        combined: torch.Tensor = getattr(torch, call)(*whole)
+        return combined.to(dtype)
     if name == "AVG":
         mean = (first + second) / 2
         return (mean if dtype.is_complex or dtype.is_floating_point else mean.trunc()).to(dtype)
