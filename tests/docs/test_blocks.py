@@ -97,3 +97,24 @@ def test_output_of_ranks_is_compared_whatever_their_order() -> None:
     assert not matches("a\nb\nc\n", "a\nb")
     assert matches("a\nb\nc\n", "a\n...")
     assert not matches("a\n", "a\nb\n...")
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/tutorials").glob("*-*.md")), ids=str)
+def test_a_tutorial_runs_its_program_of_examples(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    shown = set(re.findall(r"literalinclude\} \.\./\.\./examples/(\w+\.py)", text))
+    run = "".join(block.body for block in blocks_of(text) if block.language == "console")
+    assert len(shown) == 1
+    assert f"examples/{shown.pop()}" in run
+
+
+def test_every_picture_is_drawn_and_shown() -> None:
+    script = (ROOT / "docs/_ext/pictures.py").read_text(encoding="utf-8")
+    drawn = set(re.findall(r'^    "(\w+)": \1,$', script, re.MULTILINE))
+    shown = {
+        name
+        for page in PAGES
+        for name in re.findall(r"pictures/(\w+)\.svg", page.read_text(encoding="utf-8"))
+    }
+    assert len(drawn) >= 7
+    assert shown == drawn
