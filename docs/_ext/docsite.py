@@ -46,7 +46,7 @@ def with_literal_blocks(lines: list[str]) -> list[str]:
     found: list[str] = []
     for number, line in enumerate(lines):
         begins = line.startswith("    ") and number > 1 and not lines[number - 1].strip()
-        if begins and not lines[number - 2].startswith("    "):
+        if begins and not re.search(r"^    |::$", lines[number - 2]):
             found += ["::", ""]
         found.append(line)
     return found

@@ -69,6 +69,7 @@ def test_every_thread_of_the_library_is_told() -> None:
         "csrc/memory/segment.c": "get a new piece of the arena its pages",
         "csrc/transport/verbs/memory/registrar.c": "that registers memory larger than 64 MiB",
         "csrc/c10d/works/completion_thread.cpp": "finishers of the `torch.distributed` backend",
+        "csrc/ps/server/server.c": "one for each parameter server",
         "csrc/c10d/rendezvous/store_client.cpp": (
             "on which a group of `torch.distributed` asks its store"
         ),
