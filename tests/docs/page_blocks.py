@@ -41,7 +41,7 @@ REASONS = [
     for line in Path(__file__).with_name("not_run.txt").read_text(encoding="utf-8").splitlines()
     if not line.startswith("#")
 ]
-SECONDS = 120
+SECONDS = 240
 _FENCE = re.compile(
     r"(?:^ *<!-- (?P<how>file|run|not run): (?P<words>[^\n]*?) -->\n)?"
     r"^(?P<indent> *)(?P<fence>`{3,})(?P<language>[^\n`]*)\n(?P<body>.*?)^ *(?P=fence)$",
