@@ -9,7 +9,7 @@
  * A worker's request is one write into memory of the server that was announced once (the inbox),
  * with a notification; the answer is one write into memory of the worker (the outbox). A worker's
  * pushes are staged on the servers until its clock ticks, and applied then as one transaction for
- * each server. docs/ps.md has the rules.
+ * each server. parameter-server.md has the rules.
  *
  * These calls have a version of their own, as those of rdmatensor_ext.h. The rules at the head of
  * rdmatensor.h hold here too; a call that waits ends with RDT_ETIMEDOUT and is continued by

@@ -58,7 +58,8 @@ def functions_of(header: str) -> set[str]:
 
 def page_of(header: str) -> str:
     """Return the reference of a header."""
-    return "\n\n".join(_shown(item) for item in items_of(header)) + "\n"
+    calls = functions_of(header)
+    return "\n\n".join(_shown(item, calls) for item in items_of(header)) + "\n"
 
 
 def _plain(comment: str) -> str:
@@ -102,7 +103,7 @@ def _linked(text: str) -> str:
     return _CALL.sub(lambda match: f"{{c:func}}`{match[1]}`", text)
 
 
-def _shown(item: Item) -> str:
+def _shown(item: Item, calls: set[str]) -> str:
     if not item.code:
         return f"## {item.comment}"
     if item.code.startswith("#define "):
@@ -112,7 +113,7 @@ def _shown(item: Item) -> str:
         return _object("macro", name, f"{said} {_prose(item.comment)}".strip())
     code = " ".join(_MARKS.sub("", _COMMENT.sub("", item.code)).split()).rstrip(";")
     if item.code.startswith(("struct ", "enum", "typedef enum", "union ")):
-        return _compound(item, code)
+        return _compound(item, code, calls)
     if item.code.startswith("typedef "):
         pointer = re.search(r"\(\*(\w+)\)", code)
         said = _prose(item.comment) or "Opaque handle."
@@ -126,8 +127,11 @@ def _object(kind: str, signature: str, text: str) -> str:
     return f":::{{c:{kind}}} {signature}\n\n{text}\n:::"
 
 
-def _compound(item: Item, code: str) -> str:
-    """Return a struct or an enum with a table of its members."""
+def _compound(item: Item, code: str, calls: set[str]) -> str:
+    """Return a struct or an enum with a table of its members.
+
+    Sphinx has one space of names: a struct with the name of a call has no entry.
+    """
     inner = item.code[item.code.index("{") + 1 : item.code.rindex("}")]
     separator = "," if "enum" in item.code.split("{")[0] else ";"
     members = [(name, " ".join(_prose(said).split())) for name, said in _members(inner, separator)]
@@ -143,6 +147,8 @@ def _compound(item: Item, code: str) -> str:
     if not tag or tag == "enum":
         return f"{said}\n\n{table}".strip()
     kind = "enum" if separator == "," else "struct"
+    if tag in calls:
+        return f"**`{kind} {tag}`**\n\n{said}\n\n{table}"
     return f":::{{c:{kind}}} {tag}\n\n{said}\n\n{table}\n:::"
 
 

@@ -11,7 +11,7 @@
 
     ps.run(main, servers=1, mode=ps.SSP(2))
 
-docs/ps.md has the rules.
+parameter-server.md has the rules.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from rdmatensor import errors, metrics
 from rdmatensor._config import variables
 
 ROOT = Path(__file__).resolve().parents[2]
-HEADERS = ["csrc/include/rdmatensor.h", "csrc/include/rdmatensor_ext.h"]
+HEADERS = [f"csrc/include/{name}.h" for name in ("rdmatensor", "rdmatensor_ext", "rdmatensor_ps")]
 
 
 def page(name: str) -> str:
@@ -60,7 +60,7 @@ def test_every_call_of_a_header_is_in_the_reference(name: str) -> None:
     header = (ROOT / name).read_text(encoding="utf-8")
     text = c_header.page_of(header)
     shown = set(re.findall(r"^:::\{c:function\} .*?\b(rdt_\w+)\(", text, re.MULTILINE))
-    assert len(shown) > 20
+    assert len(shown) > 5
     assert shown == c_header.functions_of(header)
     for macro in re.findall(r"^#define (RDT_[A-Z]\w+) ", header.split("#endif\n\n", 3)[-1], re.M):
         assert macro in text, macro
