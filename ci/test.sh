@@ -10,7 +10,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/steps.sh"
 FIRST=(setup 'C tests' pytest 'c10d suite' rig)
-REST=('C tests, slow' ratios 'pytest, slow' lint tidy fuzz wheel 'c10d suite, more' 'rig, more'
+REST=('C tests, slow' ratios 'pytest, slow' lint tidy fuzz docs wheel 'c10d suite, more' 'rig, more'
     'torch, ASan+UBSan' 'torch, TSan' 'C tests, ASan+UBSan' 'C tests, TSan' aarch64 'torch, next')
 NEXT_TORCH=2.14.1 # 2.15.0 could not be installed where this was written: try it first
 ELSE='RDMATENSOR_CI_ALL=1 runs all'
@@ -90,6 +90,7 @@ beside_slow_tests() {
     step lint bash ci/lint.sh
     step tidy bash ci/tidy.sh
     step fuzz bash ci/fuzz.sh
+    step docs env TMPDIR="$scratch" bash ci/docs.sh
     step wheel env TMPDIR="$scratch" bash ci/wheel.sh
     if [[ "$every" == 1 ]]; then
         step 'c10d suite, more' env TMPDIR="$scratch" bash ci/c10d_suite.sh shm tcp
