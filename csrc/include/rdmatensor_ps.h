@@ -126,6 +126,32 @@ RDT_API RDT_NODISCARD rdt_status rdt_ps_server_add_table(rdt_ps_server *server,
                                                          uint32_t *id_out,
                                                          struct rdt_remote_region *rows_out,
                                                          struct rdt_error *err);
+/* A server's part of a dense model: a span of its parameters, which are one array. */
+struct rdt_ps_dense_opts {
+    uint32_t struct_size;
+    uint32_t reserved;
+    uint64_t count;          /* floats of this server's part */
+    uint64_t params_off;     /* floats before it in a worker's parameters */
+    struct rdt_ps_rule rule; /* not RDT_PS_ROW_ADAGRAD, RDT_PS_LAZY_ADAM */
+};
+/* RDT_EINVAL, RDT_ENOMEM: nothing was changed. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_add_dense(rdt_ps_server *server,
+                                                         const struct rdt_ps_dense_opts *opts,
+                                                         uint32_t *id_out, struct rdt_error *err);
+/* A worker's parameters, and where it writes its gradients. RDT_EINVAL: no such model or worker, or
+ * too few parameters. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_attach_dense(rdt_ps_server *server, uint32_t id,
+                                                            uint32_t worker,
+                                                            const struct rdt_remote_region *params,
+                                                            struct rdt_remote_region *slot_out,
+                                                            struct rdt_error *err);
+/* The first values are those that the worker has written in place of gradients. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_load_dense(rdt_ps_server *server, uint32_t id,
+                                                          uint32_t worker, struct rdt_error *err);
+/* Write the values into a worker's parameters; they are there when a later answer is. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_send_dense(rdt_ps_server *server, uint32_t id,
+                                                          uint32_t worker, struct rdt_error *err);
+
 /* A new queue of chunks, which workers lease from server 0; *id_out is from 1 on. */
 RDT_API RDT_NODISCARD rdt_status rdt_ps_server_add_queue(rdt_ps_server *server, uint64_t chunks,
                                                          uint32_t *id_out, struct rdt_error *err);
@@ -208,6 +234,20 @@ RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_attach(rdt_ps_worker *worker, uin
 RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_add_table(
     rdt_ps_worker *worker, const struct rdt_ps_table_opts *opts, const uint32_t *ids,
     const struct rdt_remote_region *rows, uint32_t *table_out, struct rdt_error *err);
+/* The gradients of a dense model: `floats` in memory of the caller, which lives as long as the
+ * worker; those from starts[s] to before starts[s + 1] go to slots[s] of server s, where the model
+ * has the number ids[s]. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_add_dense(
+    rdt_ps_worker *worker, const float *gradients, uint64_t floats, const uint64_t *starts,
+    const uint32_t *ids, const struct rdt_remote_region *slots, uint32_t *dense_out,
+    struct rdt_error *err);
+/* Start to write `count` gradients from `first` on: one write for each server that has some of
+ * them, without a notification. They must not change until the next tick, which applies them and
+ * returns when the new values are in the worker's parameters. is_first: 1 for first values
+ * (rdt_ps_server_load_dense()), which no tick applies. RDT_EBUSY: an operation is in flight. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_push_dense(rdt_ps_worker *worker, uint32_t dense,
+                                                          uint64_t first, uint64_t count,
+                                                          uint32_t is_first, struct rdt_error *err);
 /*
  * Operations of a worker. One that ends with RDT_ETIMEDOUT is in flight, with the caller's memory:
  * continue it by rdt_ps_worker_resume() with the same meaning, or give it up by
@@ -242,11 +282,13 @@ RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_call(rdt_ps_worker *worker, uint3
  * The next chunk of a queue: `ids` has the queue's number on each server, and lives until the next
  * tick. RDT_PS_CHUNK_NONE: all are done. Waits while the rest is leased to others. The next tick
  * says that the chunk is done: its pushes are applied once, whatever dies. In RDT_PS_SYNC leases
- * are given when all members wait for one, in the order of their numbers.
+ * are given when all members wait for one, in the order of their numbers. *stale_out: 1 if rounds
+ * without this worker have changed dense models: have each server send its values
+ * (rdt_ps_server_send_dense()) before they are used.
  */
 RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_lease(rdt_ps_worker *worker, const uint32_t *ids,
-                                                     uint64_t *chunk_out, uint64_t timeout_ns,
-                                                     struct rdt_error *err);
+                                                     uint64_t *chunk_out, uint32_t *stale_out,
+                                                     uint64_t timeout_ns, struct rdt_error *err);
 /* This worker ends: pushes without a tick are dropped, and the others do not wait for it. */
 RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_leave(rdt_ps_worker *worker, uint64_t timeout_ns,
                                                      struct rdt_error *err);

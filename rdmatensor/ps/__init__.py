@@ -17,6 +17,7 @@ parameter-server.md has the rules.
 from __future__ import annotations
 
 from rdmatensor.ps.cluster import Cluster, join, run
+from rdmatensor.ps.dense import Dense
 from rdmatensor.ps.modes import SSP, Mode
 from rdmatensor.ps.modules import Embedding, EmbeddingBag
 from rdmatensor.ps.queue import WorkQueue
@@ -48,6 +49,7 @@ __all__ = [
     "Add",
     "Assign",
     "Cluster",
+    "Dense",
     "Embedding",
     "EmbeddingBag",
     "Init",

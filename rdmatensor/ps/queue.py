@@ -23,11 +23,13 @@ class WorkQueue:
         chunks: Number of chunks.
     """
 
-    def __init__(self, run: Run, name: str, chunks: int, ids: list[int]) -> None:
+    def __init__(
+        self, run: Run, refresh: Callable[[], None], name: str, chunks: int, ids: list[int]
+    ) -> None:
         self.name, self.chunks = name, chunks
-        self._run = run
+        self._run, self._refresh = run, refresh
         self._ids = ffi.new("uint32_t[]", ids)
-        self._chunk = ffi.new("uint64_t *")
+        self._chunk, self._is_stale = ffi.new("uint64_t *"), ffi.new("uint32_t *")
 
     def __iter__(self) -> Iterator[int]:
         """Yield the chunks of this worker; call clock() after each.
@@ -42,10 +44,14 @@ class WorkQueue:
 
     def _lease(self) -> int | None:
         def begin(ptr: CData, timeout_ns: int, err: CData) -> int:
-            status: int = lib.rdt_ps_worker_lease(ptr, self._ids, self._chunk, timeout_ns, err)
+            status: int = lib.rdt_ps_worker_lease(
+                ptr, self._ids, self._chunk, self._is_stale, timeout_ns, err
+            )
             return status
 
         self._run("queue", begin)
+        if self._is_stale[0]:
+            self._refresh()
         chunk = int(self._chunk[0])
         return None if chunk == lib.RDT_PS_CHUNK_NONE else chunk
 

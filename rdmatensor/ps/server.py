@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 
 from rdmatensor import errors
 from rdmatensor._native.closable import Closable
@@ -24,6 +25,7 @@ from rdmatensor.context import Context
 from rdmatensor.endpoint import Endpoint
 from rdmatensor.memory import RemoteRegion
 from rdmatensor.ps.modes import codes_of, name_of
+from rdmatensor.ps.rules import Rule
 from rdmatensor.ps.spec import Shape, TableSpec
 
 
@@ -36,7 +38,7 @@ class Server(Closable):
 
     def __init__(self, context: Context, shape: Shape, index: int) -> None:
         self.shape, self.index = shape, index
-        self._core = context._core
+        self._context, self._core = context, context._core
         opts = ffi.new("struct rdt_ps_server_opts *")
         opts.struct_size = ffi.sizeof("struct rdt_ps_server_opts")
         opts.mode, opts.staleness = codes_of(shape.mode)
@@ -48,12 +50,17 @@ class Server(Closable):
         self._handle: Handle = self._core.adopt(Handle("server", out[0], lib.rdt_ps_server_destroy))
         self._tables: dict[str, tuple[TableSpec, dict[str, object]]] = {}
         self._queues: dict[str, tuple[object, int]] = {}
+        self._models: dict[str, tuple[object, int]] = {}
+        self._has_first: set[str] = set()
         self._endpoints: list[Endpoint] = []
         self._buffer = ffi.new("uint8_t[]", shape.slot_bytes)
-        self._calls: dict[str, Callable[[dict[str, object]], dict[str, object]]] = {
+        self._calls: dict[str, Callable[[dict[str, object], int], dict[str, object]]] = {
             "table": self._make_table,
             "queue": self._make_queue,
-            "describe": lambda _: self.describe(),
+            "dense": self._make_dense,
+            "first values": self._send_first,
+            "values": self._send_values,
+            "describe": lambda *_: self.describe(),
         }
 
     def inboxes(self) -> list[RemoteRegion]:
@@ -97,7 +104,7 @@ class Server(Closable):
         request = bytes(ffi.buffer(self._buffer, call.len_bytes))
         status, answer = OK, b""
         try:
-            answer = json.dumps(self._carry_out(json.loads(request))).encode()
+            answer = json.dumps(self._carry_out(json.loads(request), call.worker)).encode()
         except errors.RdmaTensorError as error:
             status, answer = getattr(lib, error.code), error.detail.encode()
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -111,12 +118,12 @@ class Server(Closable):
             err,
         )
 
-    def _carry_out(self, request: object) -> dict[str, object]:
+    def _carry_out(self, request: object, worker: int) -> dict[str, object]:
         if not isinstance(request, dict) or request.get("call") not in self._calls:
             raise ValueError(f"unknown call {str(request)[:100]!r}")
-        return self._calls[str(request["call"])](request)
+        return self._calls[str(request["call"])](request, worker)
 
-    def _make_table(self, request: dict[str, object]) -> dict[str, object]:
+    def _make_table(self, request: dict[str, object], _worker: int) -> dict[str, object]:
         """Make a table, or return the one of that name if it is the same."""
         data = request["table"]
         if not isinstance(data, dict):
@@ -147,7 +154,7 @@ class Server(Closable):
         self._tables[spec.name] = (spec, answer)
         return answer
 
-    def _make_queue(self, request: dict[str, object]) -> dict[str, object]:
+    def _make_queue(self, request: dict[str, object], _worker: int) -> dict[str, object]:
         """Make a queue, or return the one of that name if it is the same."""
         name, chunks = str(request["name"]), request["chunks"]
         known = self._queues.get(name)
@@ -163,6 +170,57 @@ class Server(Closable):
                 f"queue {name!r} was made with {known[0]} chunks, and is wanted with {chunks}",
             )
         return {"id": known[1]}
+
+    def _make_dense(self, request: dict[str, object], worker: int) -> dict[str, object]:
+        """Make a dense model, or return the one of that name; exchange addresses."""
+        name, rule = str(request["name"]), request["rule"]
+        if not isinstance(rule, dict):
+            raise TypeError("a rule is an object")
+        spec = (rule, request["count"], request["params_off"])
+        known = self._models.get(name)
+        if known is None:
+            known = self._models[name] = (spec, self._add_dense(Rule(**rule), *spec[1:]))
+        if known[0] != spec:
+            raise errors.MismatchError(
+                "RDT_EMISMATCH",
+                "dense",
+                f"model {name!r} was made with (rule, parameters, offset) {known[0]}, and worker "
+                f"{worker} has {spec}",
+            )
+        slot, err = ffi.new("struct rdt_remote_region *"), new_error()
+        params = RemoteRegion.decode(bytes.fromhex(str(request["params"])))
+        status = lib.rdt_ps_server_attach_dense(
+            self._handle.get("dense"), known[1], worker, params._c_struct, slot, err
+        )
+        check(status, "dense", err)
+        return {"id": known[1], "slot": RemoteRegion._of_struct(slot).encode().hex()}
+
+    def _add_dense(self, rule: Rule, count: object, params_off: object) -> int:
+        opts = ffi.new("struct rdt_ps_dense_opts *")
+        opts.struct_size = ffi.sizeof("struct rdt_ps_dense_opts")
+        opts.count, opts.params_off = count, params_off
+        rule._fill(opts.rule)
+        number, err = ffi.new("uint32_t *"), new_error()
+        ptr = self._handle.get("dense")
+        check(lib.rdt_ps_server_add_dense(ptr, opts, number, err), "dense", err)
+        return int(number[0])
+
+    def _send_first(self, request: dict[str, object], worker: int) -> dict[str, object]:
+        """Take the first values from worker 0, and send them to the others."""
+        name, err = str(request["name"]), new_error()
+        ptr, number = self._handle.get("dense"), self._models[name][1]
+        if worker == 0:
+            check(lib.rdt_ps_server_load_dense(ptr, number, 0, err), "dense", err)
+            self._has_first.add(name)
+        elif name in self._has_first:
+            check(lib.rdt_ps_server_send_dense(ptr, number, worker, err), "dense", err)
+        return {"is_ready": name in self._has_first}
+
+    def _send_values(self, request: dict[str, object], worker: int) -> dict[str, object]:
+        number, err = self._models[str(request["name"])][1], new_error()
+        status = lib.rdt_ps_server_send_dense(self._handle.get("dense"), number, worker, err)
+        check(status, "dense", err)
+        return {}
 
     def describe(self) -> dict[str, object]:
         """Return the counters, and the tables by name.
@@ -183,7 +241,13 @@ class Server(Closable):
             name: {"dim": spec.dim, "rows": spec.rows, "rule": spec.rule._spec()}
             for name, (spec, _) in self._tables.items()
         }
-        fixed = {"mode": name_of(self.shape.mode), "server": self.index, "pid": os.getpid()}
+        counters = asdict(self._context.counters())
+        fixed = {
+            "counters": counters,
+            "mode": name_of(self.shape.mode),
+            "server": self.index,
+            "pid": os.getpid(),
+        }
         return {**state, **fixed, "tables": tables}
 
     def __repr__(self) -> str:

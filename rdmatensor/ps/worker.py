@@ -28,6 +28,7 @@ from rdmatensor.context import Context
 from rdmatensor.endpoint import Endpoint
 from rdmatensor.errors import MismatchError, PeerError, RdmaTensorError
 from rdmatensor.memory import RemoteRegion
+from rdmatensor.ps.dense import SPLIT_BYTES, Dense
 from rdmatensor.ps.modes import codes_of
 from rdmatensor.ps.queue import WorkQueue, batches
 from rdmatensor.ps.rules import Init, Rule, zeros
@@ -52,7 +53,7 @@ class Worker(Closable):
     def __init__(self, context: Context, shape: Shape, rank: int) -> None:
         self.shape, self.rank = shape, rank
         self.workers, self.servers = shape.workers, shape.servers
-        self._core = context._core
+        self._context, self._core = context, context._core
         self._lock = threading.RLock()
         opts = ffi.new("struct rdt_ps_worker_opts *")
         opts.struct_size = ffi.sizeof("struct rdt_ps_worker_opts")
@@ -65,6 +66,7 @@ class Worker(Closable):
         check(lib.rdt_ps_worker_create(self._core.get("join"), opts, out, err), "join", err)
         self._handle: Handle = self._core.adopt(Handle("worker", out[0], lib.rdt_ps_worker_destroy))
         self._tables: dict[str, Table] = {}
+        self._models: dict[str, Dense] = {}
         self._has_left = False
 
     # ---- set-up --------------------------------------------------------------------------------
@@ -108,7 +110,7 @@ class Worker(Closable):
         """Add to the error of a lost server what is lost with it."""
         server = error.rank - self.workers
         if isinstance(error, PeerError) and 0 <= server < self.servers:
-            names = ", ".join(sorted(self._tables)) or "none"
+            names = ", ".join(sorted([*self._tables, *self._models])) or "none"
             error.detail += f"; server {server} is lost, with its rows of tables {names}"
             error.args = (error.code, error.call, error.detail)
         return error
@@ -249,6 +251,52 @@ class Worker(Closable):
         check(status, "table", err)
         return Table(spec, int(number[0]), self._run)
 
+    def dense(
+        self,
+        model: torch.nn.Module,
+        rule: Rule,
+        *,
+        split_bytes: int = SPLIT_BYTES,
+        name: str = "dense",
+    ) -> Dense:
+        """Have the servers hold and update a model's parameters; all begin with worker 0's.
+
+        Args:
+            model: Parameters that require gradients are float32, on the CPU.
+            rule: SGD, Adagrad, Adam(lazy=False) or AdamW; applied to all parameters.
+            split_bytes: Bytes of a piece, which is written when the backward pass has filled it,
+                and is on one server.
+            name: A new one for each model.
+
+        Returns:
+            The model's handle; call step() after the backward pass.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong.
+            MismatchError: Another worker's model or rule differs.
+            OutOfMemoryError: This process or a server has no room.
+        """
+        if not isinstance(rule, Rule):
+            raise invalid("dense", f"rule={rule!r} is a {type(rule).__name__}, not a ps rule")
+        made = Dense(model, self._context, split_bytes, self._at_once, self.clock)
+        made.attach(self._call, self.servers, self.rank, rule, name, self._core.timeout_s)
+        self._models[name] = made
+        return made
+
+    def _refresh(self) -> None:
+        """Get the values of dense models that rounds without this worker have changed."""
+        for name in self._models:
+            for server in range(self.servers):
+                self._call(server, {"call": "values", "name": name})
+
+    def _at_once(self, name: str, post: Callable[[CData, CData], int]) -> None:
+        """Make a C call that does not wait."""
+        err = new_error()
+        with self._lock:
+            status = post(self._handle.get(name), err)
+        if status != OK:
+            raise self._explained(error_of(status, name, err))
+
     # ---- samples -------------------------------------------------------------------------------
 
     def queue(self, name: str, chunks: int) -> WorkQueue:
@@ -270,7 +318,7 @@ class Worker(Closable):
         count = whole_in(chunks, 1 << 28, "queue", "chunks")
         request: dict[str, object] = {"call": "queue", "name": name, "chunks": count}
         ids = [self._call(server, request)["id"] for server in range(self.servers)]
-        return WorkQueue(self._run, name, count, [int(str(one)) for one in ids])
+        return WorkQueue(self._run, self._refresh, name, count, [int(str(one)) for one in ids])
 
     def batches(
         self,

@@ -17,14 +17,14 @@ SAMPLES = 120
 
 
 def _train(w: ps.Worker) -> None:
-    table = w.table("t", 4, rows=100, rule=ps.SGD(0.5), init=ps.uniform(-1, 1))
+    table = w.table("t", 4, rows=100, rule=ps.SGD(0.1), init=ps.uniform(-1, 1))
     embedding = ps.Embedding(table)
     for step in range(30):
         ids = (torch.arange(20) * 7 + step + w.rank) % 100
         (embedding(ids) ** 2).sum().backward()
         w.clock()
     rows = table.pull(range(100))
-    assert float(rows.abs().max()) < 0.2, "training shrinks all rows"
+    assert float(rows.abs().max()) < 0.5, "training shrinks all rows"
 
 
 def train(_rank: int, _world: int, mode: str) -> None:

@@ -22,15 +22,19 @@ enum {
 enum {
     RDTI_PS_OP_PUSH = 1, /* count ids, padded to 8 bytes, then their rows */
     RDTI_PS_OP_PULL,     /* count ids; the answer has their rows */
-    RDTI_PS_OP_TICK,     /* count ids of tables that were pushed, 4 bytes each; members */
+    RDTI_PS_OP_TICK,     /* count numbers of what was pushed, 4 bytes each; members */
     RDTI_PS_OP_CALL,     /* for the program that runs the server */
-    RDTI_PS_OP_LEASE,    /* of queue; the answer is the chunk, 8 bytes, and members */
+    RDTI_PS_OP_LEASE,    /* of queue; the answer: chunk, is stale, 8 bytes each, and members */
     RDTI_PS_OP_LEAVE,
     RDTI_PS_OP_LIMIT,
 };
 /* Members: in RDT_PS_SYNC the workers that were given leases together, and whose ticks are one
  * round: a bit for each worker. A tick without them is for a round of all workers. */
 enum { RDTI_PS_WORKERS_MAX = 4096, RDTI_PS_MEMBERS_BYTES = RDTI_PS_WORKERS_MAX / 8 };
+/* In a tick: the number of a dense model, not of a table. */
+#define RDTI_PS_IS_DENSE UINT32_C(0x80000000)
+enum { RDTI_PS_DENSE_MAX = 64 };
+enum { RDTI_PS_LEASE_BYTES = 16 };
 enum { RDTI_PS_FLAG_UNIQUE = 1 }; /* the push has each id once */
 
 struct rdti_ps_request {

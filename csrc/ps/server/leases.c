@@ -28,9 +28,10 @@ leases_give(rdt_ps_server *server, uint32_t worker, uint64_t chunk, const uint8_
     client->has_lease_request = false;
     rdti_ps_clocks_park(&server->clocks, worker, false);
     rdti_put_u64(payload, chunk);
-    memcpy(payload + sizeof(chunk), members, members_bytes);
-    rdti_ps_answer_send(server, worker, client->lease_slot,
-                        (uint32_t)sizeof(chunk) + members_bytes);
+    rdti_put_u64(payload + sizeof(chunk), client->is_stale);
+    memcpy(payload + RDTI_PS_LEASE_BYTES, members, members_bytes);
+    client->is_stale = false;
+    rdti_ps_answer_send(server, worker, client->lease_slot, RDTI_PS_LEASE_BYTES + members_bytes);
 }
 
 void

@@ -152,6 +152,12 @@ requests_mark_tables(struct requests_one *one, bool is_check)
 {
     for (uint32_t i = 0; i < one->head.count; i++) {
         const uint32_t table = rdti_get_u32(one->payload + i * sizeof(uint32_t));
+        const uint32_t dense = table & ~RDTI_PS_IS_DENSE;
+        if (table != dense && dense < one->server->dense_count) {
+            if (!is_check)
+                one->client->dense_mask |= UINT64_C(1) << dense;
+            continue;
+        }
         if (table >= one->server->counters.tables) /* also if the peer has changed it since */
             return rdti_error_set(&one->err, RDT_EINVAL, 0,
                                   "a tick names table %u, which does "
@@ -189,10 +195,12 @@ requests_tick(struct requests_one *one)
                                        : 0;
     rdt_status status = requests_check_tick(one, tables_bytes, members_bytes);
 
+    client->dense_mask = 0;
     if (status == RDT_OK)
         status = requests_mark_tables(one, false);
     if (status != RDT_OK)
         return status;
+    client->is_repeated = false;
     client->has_tick = true;
     client->tick_slot = one->slot;
     client->lr_scale = one->head.lr_scale;

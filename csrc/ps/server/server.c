@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "ps/server/dense.h"
 #include "ps/server/server_impl.h"
 
 #define STAGED_MAX_BYTES (UINT64_C(1) << 30)
@@ -141,6 +142,8 @@ rdt_ps_server_destroy(rdt_ps_server *server)
     rdt_transfer_free(server->arrival);
     for (uint32_t i = 0; i < server->counters.tables; i++)
         rdti_ps_table_destroy(server->tables[i]);
+    for (uint32_t i = 0; i < server->dense_count; i++)
+        rdti_ps_dense_destroy(server->dense[i], server->opts.workers);
     for (uint32_t worker = 0; server->clients != NULL && worker < server->opts.workers; worker++) {
         rdt_region_free(server->clients[worker].inbox, NULL, NULL);
         rdt_region_free(server->clients[worker].answers, NULL, NULL);

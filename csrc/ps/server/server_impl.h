@@ -49,6 +49,9 @@ struct rdti_ps_client {
     uint64_t tick_chunk;
     uint32_t members_bytes;
     uint8_t members[RDTI_PS_MEMBERS_BYTES]; /* of the tick's round: bits by worker */
+    uint64_t dense_mask;                    /* of the tick: the dense models that were pushed */
+    bool is_repeated;                       /* the tick is for a chunk that was applied before */
+    bool is_stale;                          /* its parameters of dense models are */
     bool has_lease_request;
     bool has_ticked_chunk; /* the leased chunk's step has ended on this server */
     uint32_t lease_slot;
@@ -86,6 +89,8 @@ struct rdt_ps_server {
     struct rdti_ps_table *tables[RDTI_PS_TABLES_MAX];
     struct rdti_ps_queue queues[RDTI_PS_QUEUES_MAX];
     uint32_t queue_count;
+    struct rdti_ps_dense *dense[RDTI_PS_DENSE_MAX];
+    uint32_t dense_count;
     struct rdti_ps_clocks clocks;
     struct rdti_ps_merge merge;
     struct rdt_ps_server_counters counters;

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "ps/server/dense.h"
 #include "ps/server/server_impl.h"
 
 /* The pushes that are applied together: of all members, or of one worker. */
@@ -35,6 +36,7 @@ steps_drop_repeated(const struct steps_pushes *pushes)
             rdti_ps_queue_apply(&server->queues[client->tick_queue - 1], client->tick_chunk))
             continue;
         server->counters.staged_bytes -= client->stage.used_bytes;
+        client->is_repeated = true;
         server->counters.replays++;
         rdti_ps_stage_clear(&client->stage);
     }
@@ -144,6 +146,12 @@ steps_apply(const struct steps_pushes *pushes)
             status = steps_apply_table(pushes, i, &err);
         server->tables[i]->is_pushed = false;
     }
+    for (uint32_t i = 0; i < server->dense_count; i++)
+        rdti_ps_dense_apply(&(struct rdti_ps_dense_step){.server = server,
+                                                         .first = pushes->first,
+                                                         .end = pushes->end,
+                                                         .lr_scale = pushes->lr_scale},
+                            server->dense[i]);
     for (uint32_t worker = pushes->first; worker < pushes->end; worker++) {
         struct rdti_ps_client *client = &server->clients[worker];
         if (!client->has_tick)

@@ -26,18 +26,19 @@ static void
 operation_take_lease(struct rdt_ps_worker *worker, uint32_t server, const uint8_t *payload,
                      uint32_t payload_bytes)
 {
-    if (payload_bytes < sizeof(uint64_t) ||
-        payload_bytes - sizeof(uint64_t) > RDTI_PS_MEMBERS_BYTES) {
+    if (payload_bytes < RDTI_PS_LEASE_BYTES ||
+        payload_bytes - RDTI_PS_LEASE_BYTES > RDTI_PS_MEMBERS_BYTES) {
         (void)rdti_error_set(&worker->op.error, RDT_EPROTO, 0, "server %u sent a lease of %u B",
                              server, payload_bytes);
         return;
     }
     *worker->op.chunk_out = rdti_get_u64(payload);
+    *worker->op.stale_out = rdti_get_u64(payload + sizeof(uint64_t)) != 0;
     if (*worker->op.chunk_out != RDT_PS_CHUNK_NONE) {
         worker->queues = worker->op.queues;
         worker->chunk = *worker->op.chunk_out;
-        worker->members_bytes = payload_bytes - (uint32_t)sizeof(uint64_t);
-        memcpy(worker->members, payload + sizeof(uint64_t), worker->members_bytes);
+        worker->members_bytes = payload_bytes - RDTI_PS_LEASE_BYTES;
+        memcpy(worker->members, payload + RDTI_PS_LEASE_BYTES, worker->members_bytes);
     }
 }
 
@@ -79,6 +80,12 @@ operation_put_tables(const struct rdt_ps_worker *worker, uint32_t server, uint8_
     for (uint32_t i = 0; i < worker->view_count; i++)
         if (worker->views[i]->is_pushed) {
             rdti_put_u32(payload + count * sizeof(uint32_t), worker->views[i]->ids[server]);
+            count++;
+        }
+    for (uint32_t i = 0; i < worker->dense_count; i++)
+        if (worker->dense[i].is_pushed) {
+            rdti_put_u32(payload + count * sizeof(uint32_t),
+                         worker->dense[i].ids[server] | RDTI_PS_IS_DENSE);
             count++;
         }
     return count;
@@ -217,6 +224,8 @@ operation_end(struct rdt_ps_worker *worker, struct rdt_error *err)
         worker->queues = NULL;
         for (uint32_t i = 0; i < worker->view_count; i++)
             worker->views[i]->is_pushed = false;
+        for (uint32_t i = 0; i < worker->dense_count; i++)
+            worker->dense[i].is_pushed = false;
     }
     if (op->error.status != RDT_OK)
         return rdti_error_copy(err, &op->error);
@@ -311,7 +320,8 @@ rdt_ps_worker_tick(rdt_ps_worker *worker, double lr_scale, uint64_t timeout_ns,
     if (!(lr_scale >= 0.0) || lr_scale > 1e30)
         return rdti_error_set(err, RDT_EINVAL, 0, "lr_scale %g is not a number from 0 on",
                               lr_scale);
-    if (worker->view_count * sizeof(uint32_t) + RDTI_PS_MEMBERS_BYTES > worker->opts.slot_bytes)
+    if ((worker->view_count + RDTI_PS_DENSE_MAX) * sizeof(uint32_t) + RDTI_PS_MEMBERS_BYTES >
+        worker->opts.slot_bytes)
         return rdti_error_set(err, RDT_EINVAL, 0, "%u tables do not fit a slot of %u B",
                               worker->view_count, worker->opts.slot_bytes);
     status = rdti_ps_operation_begin(worker, RDTI_PS_FOR_TICK, err);
@@ -346,7 +356,7 @@ rdt_ps_worker_call(rdt_ps_worker *worker, uint32_t server, const uint8_t *bytes,
 
 rdt_status
 rdt_ps_worker_lease(rdt_ps_worker *worker, const uint32_t *ids, uint64_t *chunk_out,
-                    uint64_t timeout_ns, struct rdt_error *err)
+                    uint32_t *stale_out, uint64_t timeout_ns, struct rdt_error *err)
 {
     rdt_status status;
 
@@ -357,6 +367,7 @@ rdt_ps_worker_lease(rdt_ps_worker *worker, const uint32_t *ids, uint64_t *chunk_
     if (status != RDT_OK)
         return status;
     worker->op.chunk_out = chunk_out;
+    worker->op.stale_out = stale_out;
     worker->op.queues = ids;
     return rdt_ps_worker_resume(worker, timeout_ns, err);
 }

@@ -84,6 +84,7 @@ rdt_ps_worker_destroy(rdt_ps_worker *worker)
         rdt_region_free(worker->conns[server].outbox, NULL, NULL);
         rdt_region_free(worker->conns[server].staging, NULL, NULL);
     }
+    rdti_ps_gradients_free(worker);
     rdti_ps_merge_free(&worker->merge);
     free(worker->order);
     free(worker->starts);

@@ -52,6 +52,15 @@ struct rdti_ps_view {
     bool is_pushed;       /* since the last tick */
 };
 
+/* A dense model. */
+struct rdti_ps_gradients {
+    const float *floats;
+    uint64_t *starts; /* servers + 1 */
+    uint32_t *ids;
+    struct rdt_remote_region *slots;
+    bool is_pushed; /* since the last tick */
+};
+
 /* The operation in flight. */
 struct rdti_ps_operation {
     uint32_t purpose; /* RDTI_PS_FOR_*, or RDTI_PS_FREE */
@@ -67,6 +76,7 @@ struct rdti_ps_operation {
     uint64_t cap;
     uint64_t *len_out;
     uint64_t *chunk_out; /* RDTI_PS_FOR_LEASE */
+    uint32_t *stale_out;
     const uint32_t *queues;
     bool is_posted; /* tick, call, leave: up to server `next` */
     uint32_t next;
@@ -80,6 +90,8 @@ struct rdt_ps_worker {
     struct rdti_ps_conn *conns;
     struct rdti_ps_view *views[RDTI_PS_WORKER_TABLES_MAX];
     uint32_t view_count;
+    struct rdti_ps_gradients dense[RDTI_PS_DENSE_MAX];
+    uint32_t dense_count;
     uint64_t clock;
     const uint32_t *queues; /* of the leased chunk, or NULL */
     uint64_t chunk;
@@ -117,6 +129,9 @@ rdt_status rdti_ps_rows_send(struct rdt_ps_worker *worker, uint32_t server, stru
 rdt_status rdti_ps_rows_scatter(struct rdt_ps_worker *worker,
                                 const struct rdti_ps_worker_slot *slot, const uint8_t *payload,
                                 uint32_t payload_bytes);
+
+/* gradients.c */
+void rdti_ps_gradients_free(struct rdt_ps_worker *worker);
 
 /* operation.c */
 /* RDT_EBUSY: one is in flight. */

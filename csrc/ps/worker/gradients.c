@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Dense models of a worker: gradients are written where the servers sum them. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "ps/worker/worker_impl.h"
+
+static void
+gradients_free_one(struct rdti_ps_gradients *dense)
+{
+    free(dense->starts);
+    free(dense->ids);
+    free(dense->slots);
+    *dense = (struct rdti_ps_gradients){0};
+}
+
+void
+rdti_ps_gradients_free(struct rdt_ps_worker *worker)
+{
+    for (uint32_t i = 0; i < worker->dense_count; i++)
+        gradients_free_one(&worker->dense[i]);
+}
+
+static rdt_status
+gradients_check(const rdt_ps_worker *worker, uint64_t floats, const uint64_t *starts,
+                const struct rdt_remote_region *slots, struct rdt_error *err)
+{
+    const uint32_t servers = worker->opts.servers;
+
+    if (worker->dense_count == RDTI_PS_DENSE_MAX)
+        return rdti_error_set(err, RDT_EINVAL, 0, "there are %d dense models already",
+                              RDTI_PS_DENSE_MAX);
+    for (uint32_t server = 0; server < servers; server++)
+        if (starts[server] > starts[server + 1] ||
+            slots[server].len_bytes != (starts[server + 1] - starts[server]) * sizeof(float))
+            return rdti_error_set(err, RDT_EINVAL, 0, "dense: server %u has a slot of %llu B",
+                                  server, (unsigned long long)slots[server].len_bytes);
+    if (starts[0] != 0 || starts[servers] != floats)
+        return rdti_error_set(err, RDT_EINVAL, 0, "dense: the servers' parts are not %llu floats",
+                              (unsigned long long)floats);
+    return RDT_OK;
+}
+
+rdt_status
+rdt_ps_worker_add_dense(rdt_ps_worker *worker, const float *gradients, uint64_t floats,
+                        const uint64_t *starts, const uint32_t *ids,
+                        const struct rdt_remote_region *slots, uint32_t *dense_out,
+                        struct rdt_error *err)
+{
+    const uint32_t servers = worker->opts.servers;
+    const rdt_status status = gradients_check(worker, floats, starts, slots, err);
+
+    if (status != RDT_OK)
+        return status;
+    struct rdti_ps_gradients dense = {
+        .floats = gradients,
+        .starts = malloc((servers + 1) * sizeof(*dense.starts)),
+        .ids = malloc(servers * sizeof(*dense.ids)),
+        .slots = malloc(servers * sizeof(*dense.slots)),
+    };
+    if (dense.starts == NULL || dense.ids == NULL || dense.slots == NULL) {
+        gradients_free_one(&dense);
+        return rdti_error_set(err, RDT_ENOMEM, 0, "a dense model over %u servers", servers);
+    }
+    memcpy(dense.starts, starts, (servers + 1) * sizeof(*dense.starts));
+    memcpy(dense.ids, ids, servers * sizeof(*dense.ids));
+    memcpy(dense.slots, slots, servers * sizeof(*dense.slots));
+    *dense_out = worker->dense_count;
+    worker->dense[worker->dense_count++] = dense;
+    return RDT_OK;
+}
+
+rdt_status
+rdt_ps_worker_push_dense(rdt_ps_worker *worker, uint32_t dense, uint64_t first, uint64_t count,
+                         uint32_t is_first, struct rdt_error *err)
+{
+    if (worker->op.purpose != RDTI_PS_FREE)
+        return rdti_error_set(err, RDT_EBUSY, 0, "another operation of this worker is in flight");
+    if (worker->failure.status != RDT_OK)
+        return rdti_error_copy(err, &worker->failure);
+    if (dense >= worker->dense_count)
+        return rdti_error_set(err, RDT_EINVAL, 0, "dense model %u does not exist", dense);
+    struct rdti_ps_gradients *one = &worker->dense[dense];
+    if (first > one->starts[worker->opts.servers] ||
+        count > one->starts[worker->opts.servers] - first)
+        return rdti_error_set(err, RDT_EINVAL, 0, "dense: gradients %llu to %llu do not exist",
+                              (unsigned long long)first, (unsigned long long)(first + count));
+    for (uint32_t server = 0; server < worker->opts.servers; server++) {
+        const uint64_t from = first > one->starts[server] ? first : one->starts[server];
+        const uint64_t part_end = one->starts[server + 1];
+        const uint64_t end = first + count < part_end ? first + count : part_end;
+        if (from >= end)
+            continue;
+        const rdt_status status =
+            rdt_endpoint_write(worker->conns[server].ep, one->floats + from,
+                               (end - from) * sizeof(float), &one->slots[server],
+                               (from - one->starts[server]) * sizeof(float), RDT_NOTIFY_NONE, NULL,
+                               err);
+        if (status != RDT_OK)
+            return status;
+    }
+    one->is_pushed = one->is_pushed || is_first == 0;
+    return RDT_OK;
+}
