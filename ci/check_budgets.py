@@ -79,7 +79,7 @@ def _function_problems(
     limits = [
         (length, budget.function_lines, "lines"),
         (function.cyclomatic_complexity, budget.complexity, "paths (cyclomatic)"),
-        (parameters, budget.parameters, "parameters besides err"),
+        (parameters, budget.parameters, "parameters other than err"),
     ]
     return [
         f"{value} {what}, at most {most}"

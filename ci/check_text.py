@@ -1,7 +1,7 @@
 """Check that lines fit and that each file says what it is for. Usage: check_text.py FILE...
 
 At most 100 columns, in comments and strings too, which formatters leave alone. A file opens with a
-comment (Python: a docstring) that says something besides the license; in a script, the line after
+comment (Python: a docstring) that says more than the license; in a script, the line after
 "#!" is it.
 """
 

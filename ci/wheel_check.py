@@ -16,9 +16,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-# What a shared object of ours may ask the loader for: what every Linux has, and beside it torch's
-# own where torch was loaded before. libibverbs is on no list: it is loaded at run time, and only
-# where it is. The loader itself is asked for where threads have variables of their own.
+# What a shared object of the wheel may ask the loader for: what every Linux has, and also torch's
+# libraries where torch was loaded before. libibverbs is on no list: it is loaded at run time, and
+# only where it is installed. The loader itself is asked for where threads have variables of their own.
 SYSTEM = re.compile(r"(lib(c|m|dl|rt|pthread|gcc_s)\.so\.\d+|ld-linux[\w-]*\.so\.\d+)")
 LIBRARY = re.compile(r"librdmatensor\.so(\.\d+)?")
 TORCH = re.compile(r"lib(torch(_\w+)?|c10)\.so|libstdc\+\+\.so\.\d+")
@@ -27,7 +27,7 @@ NEEDED = re.compile(r"\(NEEDED\)\s+Shared library: \[(?P<name>.+)\]")
 
 
 def run(*arguments: str, limit_s: int = 120) -> str:
-    """Run this interpreter anew and return what it printed."""
+    """Run this interpreter again and return what it printed."""
     command = [sys.executable, *arguments]
     return subprocess.run(
         command, check=True, stdout=subprocess.PIPE, text=True, timeout=limit_s
@@ -48,7 +48,7 @@ def needed_by(shared: Path) -> list[str]:
     said = subprocess.run(
         command, check=True, stdout=subprocess.PIPE, text=True, timeout=60, env=environment
     ).stdout
-    assert "Dynamic section at offset" in said, f"{shared} is no shared object:\n{said}"
+    assert "Dynamic section at offset" in said, f"{shared} is not a shared object:\n{said}"
     return [found["name"] for found in NEEDED.finditer(said)]
 
 
@@ -169,7 +169,7 @@ def check_bare() -> None:
 
 
 def check_torch() -> None:
-    """With torch: the backend is there after `import torch`, whoever is imported first."""
+    """With torch: the backend is there after `import torch`, in any order of imports."""
     available = "torch.distributed.is_backend_available('rdmatensor')"
     for first in ("torch.distributed", "rdmatensor, torch.distributed"):
         assert run("-W", "error", "-c", f"import {first}; print({available})") == "True", first

@@ -27,7 +27,7 @@ class RunFailed(Exception):
 class Torchrun:
     """A script on several ranks of this host; none of its processes is alive after the block.
 
-    environment is the whole environment of the ranks. Output goes where ours goes.
+    environment is the whole environment of the ranks. Output goes where that of this process goes.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ def _processes(token: str) -> list[int]:
     needle = f"{TOKEN_VARIABLE}={token}".encode()
     found = []
     for entry in Path("/proc").iterdir():
-        # Others' processes are not readable, and ours may end between two reads.
+        # Processes of other users are not readable, and each may end between two reads.
         with contextlib.suppress(PermissionError, FileNotFoundError, ProcessLookupError):
             if entry.name.isdecimal() and needle in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))

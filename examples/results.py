@@ -3,7 +3,7 @@
 Every rank stamps five moments of a step with CLOCK_MONOTONIC, which all processes of one
 host share. The two stretches that count as communication are
   - from the local gradients being complete to the return of loss.backward(): what is left
-    of DistributedDataParallel's all-reduces when there is no computation to hide them, and
+    of DistributedDataParallel's all-reduces when no computation hides them, and
   - the all-reduce of the loss.
 A transfer that overlaps the backward pass is not in these figures; it shows in steps/s.
 

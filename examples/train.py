@@ -169,7 +169,7 @@ def round_words(done: Sequence[Turn]) -> str:
 
 
 def sample_load() -> Load:
-    """Measure others while nothing of ours runs."""
+    """Measure other processes while no rank runs."""
     meter = LoadMeter(lambda: ())
     time.sleep(LOAD_SAMPLE_S)
     return meter.end()

@@ -150,7 +150,7 @@ def _planned_tensors(
                 symbols=size.symbols,
                 inputs=tuple(dict.fromkeys(sources[name] for name in size.symbols)),
                 producer=None if value.producer is None else graph.ops[value.producer].name,
-                first_use=_birth(value, lives[root]),
+                first_use=_first_use(value, lives[root]),
                 last_use=lives[root].last_use,
                 view_of=None if root == value.name else root,
                 ready_order=order.get(value.name),
@@ -161,6 +161,6 @@ def _planned_tensors(
     return tuple(tensors)
 
 
-def _birth(value: Value, life: Lifetime) -> int:
+def _first_use(value: Value, life: Lifetime) -> int:
     """A view that is sent needs memory of its own from the moment it is taken."""
     return life.first_use if value.alias_of is None else max(life.first_use, value.ready_op)

@@ -79,11 +79,11 @@ def arena_layout(
     aligned = [Block(b.name, align_up(b.size_bytes, alignment_bytes), b.lifetime) for b in blocks]
     offsets = {b.name: 0 for b in aligned if b.size_bytes == 0}
     waiting = [b for b in aligned if b.size_bytes > 0]
-    births = sorted(waiting, key=lambda b: (b.lifetime.first_use, -b.size_bytes, b.name))
+    by_first_use = sorted(waiting, key=lambda b: (b.lifetime.first_use, -b.size_bytes, b.name))
     deaths = sorted(waiting, key=lambda b: (b.lifetime.last_use, b.name))
     holes = _Holes()
     peak = died = 0
-    for block in births:
+    for block in by_first_use:
         while deaths[died].lifetime.last_use < block.lifetime.first_use:
             gone = deaths[died]
             start = offsets[gone.name]

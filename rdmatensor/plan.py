@@ -293,7 +293,7 @@ class PlannedModel:
             "buckets": len(self._memory.buckets),
             "arena_bytes": self._memory.size_bytes,
             "sent_bytes": self._step.sent_bytes,
-            "in_place": counts.born,
+            "in_place": counts.in_place,
             "copied": counts.copied,
             "copied_bytes": counts.copied_bytes,
             "traced": counts.traced,

@@ -20,7 +20,7 @@ from rdmatensor._backend.extension import load_extension, tie_to_context
 from rdmatensor.context import Context, default_context
 
 __all__ = [
-    "Births",
+    "ArenaAllocations",
     "Request",
     "adopt",
     "empty",
@@ -250,7 +250,7 @@ def zeros_like(
 
 
 @dataclass(slots=True)
-class Births:
+class ArenaAllocations:
     """A thread's allocations in registered_memory().
 
     Attributes:
@@ -282,7 +282,7 @@ def has_allocator() -> bool:
 @contextmanager
 def registered_memory(
     *, min_bytes: int = MIN_BYTES, context: Context | None = None
-) -> Iterator[Births]:
+) -> Iterator[ArenaAllocations]:
     """Allocate the tensors that this thread makes inside in the arena.
 
     Applies to every CPU storage of at least min_bytes that torch allocates on this thread: an
@@ -309,14 +309,16 @@ def registered_memory(
     chosen = default_context() if context is None else context
     c10d = load_extension()
     tie_to_context(c10d, chosen)
-    before = c10d.births()
-    counts = Births()
+    before = c10d.arena_allocations()
+    counts = ArenaAllocations()
     c10d.enter_arena(chosen._c_addr, min_bytes)
     try:
         yield counts
     finally:
         c10d.leave_arena()
-        news = [after - first for after, first in zip(c10d.births(), before, strict=True)]
+        news = [
+            after - first for after, first in zip(c10d.arena_allocations(), before, strict=True)
+        ]
         counts.count, counts.size_bytes, counts.missed, counts.missed_bytes = news
 
 

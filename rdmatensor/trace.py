@@ -185,13 +185,13 @@ def _event(raw: Any) -> Event:  # noqa: ANN401 - a struct of cffi
     )
 
 
-def write(context: Observed, path: str | Path, *, beside: str | Path | None = None) -> int:
+def write(context: Observed, path: str | Path, *, profile: str | Path | None = None) -> int:
     """Write the transfers that are kept as a Chrome trace.
 
     Args:
         context: The traced context.
         path: The file to write, which ends in .json or .json.gz.
-        beside: A trace of torch.profiler's export_chrome_trace() from this machine; its events are
+        profile: A trace of torch.profiler's export_chrome_trace() from this machine; its events are
             included, on one time line.
 
     Returns:
@@ -208,8 +208,8 @@ def write(context: Observed, path: str | Path, *, beside: str | Path | None = No
     """
     found = events(context)
     trace: dict[str, Any] = {"traceEvents": [], "displayTimeUnit": "ns"}
-    if beside is not None:
-        trace = _read(Path(beside))
+    if profile is not None:
+        trace = _read(Path(profile))
     # torch counts microseconds from a time of its own; with 0 they are since 1970.
     base_ns: int = trace.get("baseTimeNanoseconds", 0)
     trace["traceEvents"] += chrome_events(found, base_ns, now_ns=time.time_ns())
@@ -279,11 +279,11 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         trace = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
     except (ValueError, OSError, EOFError, zlib.error) as error:
-        raise invalid("trace", f"beside={str(path)!r} is not JSON: {error}") from error
+        raise invalid("trace", f"profile={str(path)!r} is not JSON: {error}") from error
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
-        raise invalid("trace", f"beside={str(path)!r} has no list of traceEvents")
+        raise invalid("trace", f"profile={str(path)!r} has no list of traceEvents")
     if not isinstance(trace.get("baseTimeNanoseconds", 0), int):
-        raise invalid("trace", f"beside={str(path)!r}: baseTimeNanoseconds is not an integer")
+        raise invalid("trace", f"profile={str(path)!r}: baseTimeNanoseconds is not an integer")
     return trace
 
 

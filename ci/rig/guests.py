@@ -30,7 +30,7 @@ DEATH_LINES = 100  # from the first words of a dying kernel on: they say of what
 DEATH = re.compile(r"Kernel panic|Oops|kernel BUG|general protection fault|BUG: ")
 PANIC = "Kernel panic"  # the last of them, in any case
 READ_BYTES = 1 << 16
-LONGEST_CONTROL_BYTES = 4096  # more after the mark is no control word
+LONGEST_CONTROL_BYTES = 4096  # a longer text after the mark is not one
 
 
 class RigError(Exception):

@@ -77,7 +77,7 @@ def load_rxe() -> str:
         return ""
     modprobe = shutil.which("modprobe", path="/usr/sbin:/sbin:/usr/bin:/bin")
     if modprobe is None:
-        return "there is no modprobe"
+        return "modprobe is missing"
     done = subprocess.run(
         [modprobe, "rdma_rxe"],
         capture_output=True,

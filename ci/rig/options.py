@@ -115,13 +115,13 @@ def _form(pattern: str, example: str) -> Callable[[str], str]:
 
 def _seconds(text: str) -> float:
     if not re.fullmatch(r"\d+(\.\d+)?s?", text) or float(text.rstrip("s")) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return float(text.rstrip("s"))
 
 
 def _count(text: str) -> int:
     if not re.fullmatch(r"[1-9]\d{0,5}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return int(text)
 
 

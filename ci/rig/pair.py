@@ -124,7 +124,7 @@ def reached_by(world: World, transport: str) -> str:
 
 
 def leave_together(world: World) -> str:
-    """Wait until both ranks have made their rows: who leaves earlier is not reached any more."""
+    """Wait until both ranks have made their rows: a rank that has left cannot be reached."""
     world.group("end").barrier().wait(timeout_s=WAIT_S)
     return "both ranks are through"
 

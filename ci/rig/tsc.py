@@ -19,7 +19,7 @@ _LOOKS = 50  # of which the one that was interrupted least counts
 
 
 def rate_khz() -> int | None:
-    """Return the counter's rate, or None where there is no such counter to read."""
+    """Return the counter's rate, or None on a CPU without it."""
     if platform.machine() != "x86_64":
         return None
     try:

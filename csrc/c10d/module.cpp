@@ -72,15 +72,15 @@ create_backend(c10::intrusive_ptr<Rendezvous> rendezvous, uintptr_t context, std
 }
 
 py::tuple
-births_as_tuple()
+arena_allocations_as_tuple()
 {
-    const Births found = births();
+    const ArenaAllocations found = arena_allocations();
 
     return py::make_tuple(found.count, found.bytes, found.missed, found.missed_bytes);
 }
 
 at::Tensor
-take_place(Birthplaces &places, uint32_t place, const std::vector<int64_t> &shape,
+take_place(PlannedPlaces &places, uint32_t place, const std::vector<int64_t> &shape,
            const std::vector<int64_t> &strides, const py::object &dtype)
 {
     TORCH_CHECK_TYPE(THPDtype_Check(dtype.ptr()), "dtype must be a torch.dtype");
@@ -200,46 +200,46 @@ is_context_in_use(uintptr_t context)
 }
 
 void
-bind_birthplaces(py::module_ &m)
+bind_planned_places(py::module_ &m)
 {
-    py::class_<Birthplaces, c10::intrusive_ptr<Birthplaces>>(m, "Birthplaces")
-        .def(py::init<const at::Tensor &, const Birthplaces::Spans &>(), py::arg("memory"),
+    py::class_<PlannedPlaces, c10::intrusive_ptr<PlannedPlaces>>(m, "PlannedPlaces")
+        .def(py::init<const at::Tensor &, const PlannedPlaces::Spans &>(), py::arg("memory"),
              py::arg("spans"))
-        .def("begin", &Birthplaces::begin, py::arg("served"))
-        .def("end", &Birthplaces::end)
-        .def("stop", &Birthplaces::stop)
-        .def("find", &Birthplaces::find, py::arg("address"))
+        .def("begin", &PlannedPlaces::begin, py::arg("served"))
+        .def("end", &PlannedPlaces::end)
+        .def("stop", &PlannedPlaces::stop)
+        .def("find", &PlannedPlaces::find, py::arg("address"))
         .def("take", &take_place, py::arg("place"), py::arg("shape"), py::arg("strides"),
              py::arg("dtype"))
-        .def("is_taken", &Birthplaces::is_taken, py::arg("place"))
-        .def_property_readonly("served_count", &Birthplaces::served_count);
+        .def("is_taken", &PlannedPlaces::is_taken, py::arg("place"))
+        .def_property_readonly("served_count", &PlannedPlaces::served_count);
 }
 
 void
-bind_gradient_births(py::module_ &m)
+bind_gradient_placer(py::module_ &m)
 {
-    py::class_<GradientBirths::Told>(m, "GradientBirthsTold")
-        .def_readonly("born", &GradientBirths::Told::born)
-        .def_readonly("copied", &GradientBirths::Told::copied)
-        .def_readonly("copied_bytes", &GradientBirths::Told::copied_bytes)
-        .def_readonly("last_copied", &GradientBirths::Told::last_copied)
-        .def_readonly("why_off", &GradientBirths::Told::why_off);
-    py::class_<GradientBirths, c10::intrusive_ptr<GradientBirths>>(m, "GradientBirths")
+    py::class_<GradientPlacer::Told>(m, "GradientPlacerTold")
+        .def_readonly("in_place", &GradientPlacer::Told::in_place)
+        .def_readonly("copied", &GradientPlacer::Told::copied)
+        .def_readonly("copied_bytes", &GradientPlacer::Told::copied_bytes)
+        .def_readonly("last_copied", &GradientPlacer::Told::last_copied)
+        .def_readonly("why_off", &GradientPlacer::Told::why_off);
+    py::class_<GradientPlacer, c10::intrusive_ptr<GradientPlacer>>(m, "GradientPlacer")
         .def(py::init([](const std::vector<at::Tensor> &parameters, const py::object &reducer,
                          uint64_t least_bytes) {
-                 return GradientBirths::make(parameters, reducer_of(reducer), least_bytes);
+                 return GradientPlacer::make(parameters, reducer_of(reducer), least_bytes);
              }),
              py::arg("parameters"), py::arg("reducer"), py::arg("least_bytes"))
         .def(
             "watch",
-            [](GradientBirths &self, const std::vector<at::Tensor> &outputs, uintptr_t context,
+            [](GradientPlacer &self, const std::vector<at::Tensor> &outputs, uintptr_t context,
                bool is_syncing) {
                 self.watch(outputs, reinterpret_cast<rdt_context *>(context), is_syncing);
             },
             py::arg("outputs"), py::arg("context"), py::arg("is_syncing"))
-        .def("stop", &GradientBirths::stop)
-        .def("told", &GradientBirths::told)
-        .def_static("living", &GradientBirths::living);
+        .def("stop", &GradientPlacer::stop)
+        .def("told", &GradientPlacer::told)
+        .def_static("living", &GradientPlacer::living);
     m.def("is_traced", &is_traced);
     m.def("is_whole_backward", &is_whole_backward);
 }
@@ -387,8 +387,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)
         py::arg("context") = 0, Unlocked());
     m.def("stop_finisher", &Finisher::stop, Unlocked());
     m.def("is_context_in_use", &is_context_in_use, py::arg("context"));
-    bind_birthplaces(m);
-    bind_gradient_births(m);
+    bind_planned_places(m);
+    bind_gradient_placer(m);
     bind_plan_gradients(m);
     bind_symmetric_memory(m);
     m.def("take_allocator", &take_allocator);
@@ -397,7 +397,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)
         [](uintptr_t context, size_t min_bytes) { enter_arena(context_at(context), min_bytes); },
         py::arg("context"), py::arg("min_bytes"));
     m.def("leave_arena", &leave_arena);
-    m.def("births", &births_as_tuple);
+    m.def("arena_allocations", &arena_allocations_as_tuple);
     m.def("is_in_arena", &is_in_arena, py::arg("tensor"));
     m.def(
         "adopt",

@@ -272,10 +272,10 @@ rdti_endpoint_post(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *e
 }
 
 rdt_status
-rdti_endpoint_post_verified(rdt_endpoint *ep, struct rdt_transfer *t, const struct rdt_block *born,
-                            struct rdt_error *err)
+rdti_endpoint_post_verified(rdt_endpoint *ep, struct rdt_transfer *t,
+                            const struct rdt_block *in_place, struct rdt_error *err)
 {
-    return rdti_context_verifies(ep->ctx) ? ep->ctx->upcalls->filter->write(ep, t, born, err)
+    return rdti_context_verifies(ep->ctx) ? ep->ctx->upcalls->filter->write(ep, t, in_place, err)
                                           : rdti_endpoint_post(ep, t, err);
 }
 

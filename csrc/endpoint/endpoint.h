@@ -79,7 +79,7 @@ rdt_status rdti_endpoint_post(rdt_endpoint *ep, struct rdt_transfer *t, struct r
 /* The same for a write, with sums where the context verifies. The extra block, or NULL, describes
  * bytes that belong to the write and are in the peer's memory already. */
 rdt_status rdti_endpoint_post_verified(rdt_endpoint *ep, struct rdt_transfer *t,
-                                       const struct rdt_block *born, struct rdt_error *err);
+                                       const struct rdt_block *in_place, struct rdt_error *err);
 /* A write without a handle: the block is copied into the op. Its source must stay valid until
  * `on_release` of the transfer, which gets `owner`, unless the lane took it at once (shm). */
 rdt_status rdti_endpoint_post_write(rdt_endpoint *ep, const struct rdt_block *block,

@@ -51,7 +51,7 @@ struct rdti_membership {
 struct rdti_filter {
     /* The extra block, or NULL, describes bytes that belong to the write and are in the peer's
      * memory already. */
-    rdt_status (*write)(rdt_endpoint *ep, struct rdt_transfer *t, const struct rdt_block *born,
+    rdt_status (*write)(rdt_endpoint *ep, struct rdt_transfer *t, const struct rdt_block *in_place,
                         struct rdt_error *err);
     /* *t is replaced by the transfer that ends once the bytes were compared. */
     rdt_status (*read)(rdt_endpoint *ep, struct rdt_transfer **t, struct rdt_error *err);

@@ -146,10 +146,10 @@ struct written {
 };
 
 static rdt_status
-checksum_sum_blocks(const struct rdti_op *op, const struct rdt_block *born, struct written *out,
+checksum_sum_blocks(const struct rdti_op *op, const struct rdt_block *in_place, struct written *out,
                     struct rdt_error *err)
 {
-    uint64_t count = born != NULL ? rdti_sum_count(born->len_bytes) : 0;
+    uint64_t count = in_place != NULL ? rdti_sum_count(in_place->len_bytes) : 0;
 
     for (uint32_t i = 0; i < op->block_count; i++)
         count += rdti_sum_count(op->blocks[i].len_bytes);
@@ -162,8 +162,8 @@ checksum_sum_blocks(const struct rdti_op *op, const struct rdt_block *born, stru
     out->sums = (uint32_t *)(void *)(memory + range_bytes);
     out->range_count = 0;
     uint32_t *sums = out->sums;
-    for (uint32_t i = 0; i < op->block_count + (born != NULL ? 1 : 0); i++) {
-        const struct rdt_block *block = i < op->block_count ? &op->blocks[i] : born;
+    for (uint32_t i = 0; i < op->block_count + (in_place != NULL ? 1 : 0); i++) {
+        const struct rdt_block *block = i < op->block_count ? &op->blocks[i] : in_place;
         if (block->len_bytes == 0)
             continue;
         out->ranges[out->range_count++] = (struct range){block->dst_off, block->len_bytes};
@@ -174,14 +174,14 @@ checksum_sum_blocks(const struct rdti_op *op, const struct rdt_block *born, stru
 }
 
 rdt_status
-rdti_sums_post(rdt_endpoint *ep, struct rdt_transfer *t, const struct rdt_block *born,
+rdti_sums_post(rdt_endpoint *ep, struct rdt_transfer *t, const struct rdt_block *in_place,
                struct rdt_error *err)
 {
     struct rdti_mailbox *m = rdti_mailbox_of(ep);
     const struct rdt_remote_region remote = t->op.remote;
     const uint32_t notification = t->op.notify;
     struct written written = {0};
-    rdt_status status = checksum_sum_blocks(&t->op, born, &written, err);
+    rdt_status status = checksum_sum_blocks(&t->op, in_place, &written, err);
 
     if (status != RDT_OK)
         return status;

@@ -32,8 +32,8 @@ struct rdti_request;
 
 /* As rdti_endpoint_post() for a write with a user's or a slot's notification, or none. The extra
  * block, or NULL, describes bytes that belong to the write and are in the peer's memory already. */
-rdt_status rdti_sums_post(rdt_endpoint *ep, struct rdt_transfer *t, const struct rdt_block *born,
-                          struct rdt_error *err);
+rdt_status rdti_sums_post(rdt_endpoint *ep, struct rdt_transfer *t,
+                          const struct rdt_block *in_place, struct rdt_error *err);
 /* As rdti_endpoint_post() for a read of one block that *t holds: *t is replaced by the transfer
  * that ends once the bytes were compared. */
 rdt_status rdti_sums_read(rdt_endpoint *ep, struct rdt_transfer **t, struct rdt_error *err);

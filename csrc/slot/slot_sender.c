@@ -170,7 +170,7 @@ sender_on_write_over(struct rdt_transfer *t)
 /* The write of a put or post: up to two blocks, the slot's notification. Takes the credit. */
 static rdt_status
 sender_post_blocks(rdt_slot_tx *tx, const struct rdt_block *blocks, uint32_t count,
-                   const struct rdt_block *born, rdt_transfer **out, struct rdt_error *err)
+                   const struct rdt_block *in_place, rdt_transfer **out, struct rdt_error *err)
 {
     const uint32_t epoch = atomic_load_explicit(&tx->sent, memory_order_relaxed);
     struct rdt_transfer *t = rdti_transfer_new(rdti_endpoint_context(tx->ep)->pool);
@@ -194,7 +194,7 @@ sender_post_blocks(rdt_slot_tx *tx, const struct rdt_block *blocks, uint32_t cou
     (void)atomic_fetch_add_explicit(&tx->users, 1, memory_order_relaxed); /* the caller has a use */
     /* release: before the peer can answer with a credit; pairs with rdti_slots_on_credit() */
     atomic_store_explicit(&tx->sent, epoch + 1, memory_order_release);
-    const rdt_status status = rdti_endpoint_post_verified(tx->ep, t, born, err);
+    const rdt_status status = rdti_endpoint_post_verified(tx->ep, t, in_place, err);
     if (status != RDT_OK) {
         atomic_store_explicit(&tx->sent, epoch, memory_order_release);
         rdti_transfer_discard(t);
@@ -418,8 +418,9 @@ rdt_slot_tx_post(rdt_slot_tx *tx, const uint64_t *dims, rdt_transfer **out, stru
                                              .dst_off = sender_next_off(tx)};
     if (actual.kind == RDT_SLOT_BOUNDED)
         blocks[count++] = sender_fill_header(tx, &actual, NULL);
-    const struct rdt_block born = {tx->filling, tx->is_mapped ? len_bytes : 0, sender_next_off(tx)};
-    status = sender_post_blocks(tx, blocks, count, &born, out, err);
+    const struct rdt_block in_place = {tx->filling, tx->is_mapped ? len_bytes : 0,
+                                       sender_next_off(tx)};
+    status = sender_post_blocks(tx, blocks, count, &in_place, out, err);
     if (tx->is_mapped)
         rdti_endpoint_unpin_mapping(tx->ep);
     tx->is_mapped = tx->is_filling = false;

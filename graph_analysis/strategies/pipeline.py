@@ -166,8 +166,8 @@ def _stays(
 def _life_at(facts: StepFacts, value: Value, last_use: int) -> Lifetime:
     if value.role in ("parameter", "buffer", "gradient"):
         return facts.lives[value.name]
-    birth = max(value.ready_op, 0)
-    return Lifetime(birth, max(birth, last_use))
+    first = max(value.ready_op, 0)
+    return Lifetime(first, max(first, last_use))
 
 
 def _holders(

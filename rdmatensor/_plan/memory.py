@@ -27,7 +27,7 @@ class Counts:
     aside_bytes: copied, in addition to copied_bytes, because a bucket could not be sent in place.
     """
 
-    born: int = 0
+    in_place: int = 0
     copied: int = 0
     copied_bytes: int = 0
     traced: int = 0
@@ -51,7 +51,7 @@ class Gradient:
     place: int
     address: int
     size_bytes: int
-    birth: int | None = None
+    allocation: int | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -102,7 +102,7 @@ class GradientMemory:
         spans = self._lay_out(plan, parameters)
         self.numbered = list(self.gradients.values())
         extension = load_extension()
-        self._places: Any = extension.Birthplaces(self.memory, spans)
+        self._places: Any = extension.PlannedPlaces(self.memory, spans)
         self._watched: Any = extension.PlanGradients(
             [
                 (g.parameter, g.bucket, g.address if g.place >= 0 else 0, list(g.strides))
@@ -167,9 +167,9 @@ class GradientMemory:
         if not has_allocator():
             return
         served = [
-            (gradient.birth, gradient.place)
+            (gradient.allocation, gradient.place)
             for gradient in self.numbered
-            if gradient.birth is not None and gradient.parameter.grad is None
+            if gradient.allocation is not None and gradient.parameter.grad is None
         ]
         self._places.begin(served)
         self._is_tracing = True
@@ -210,7 +210,7 @@ class GradientMemory:
                 "layer with sparse=False, or train with DistributedDataParallel"
             )
         if found & self._in_place:
-            self.counts.born += 1
+            self.counts.in_place += 1
             return
         grad = grad_of(gradient)
         self._learn(gradient, grad)
@@ -299,9 +299,9 @@ class GradientMemory:
     def _learn(self, gradient: Gradient, grad: torch.Tensor) -> None:
         if not self._is_tracing or grad.untyped_storage().nbytes() != gradient.size_bytes:
             return
-        birth = self._places.find(grad.data_ptr())
-        if birth >= 0 and birth != gradient.birth:
-            gradient.birth = birth
+        allocation = self._places.find(grad.data_ptr())
+        if allocation >= 0 and allocation != gradient.allocation:
+            gradient.allocation = allocation
             self.counts.traced += 1
 
 

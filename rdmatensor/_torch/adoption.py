@@ -12,7 +12,7 @@ import torch
 from rdmatensor._backend import BACKEND_NAME
 from rdmatensor.context import Context
 from rdmatensor.state import AdoptionState
-from rdmatensor.torch import Births, has_allocator, registered_memory
+from rdmatensor.torch import ArenaAllocations, has_allocator, registered_memory
 
 NO_ROOM = "the arena has no room: raise RDMATENSOR_ARENA_MAX_MIB"
 _KEPT = 256  # lines of describe(); bounded, as a program may make modules forever
@@ -41,13 +41,13 @@ def context_of_groups() -> Context:
 
 
 @contextlib.contextmanager
-def adopting(context: Context) -> Iterator[Births]:
+def adopting(context: Context) -> Iterator[ArenaAllocations]:
     """As registered_memory(), but without effect if another library has torch's allocator."""
     if not has_allocator():
-        yield Births()  # describe()["not_adopted"] has the reason
+        yield ArenaAllocations()  # describe()["not_adopted"] has the reason
         return
-    with registered_memory(context=context) as births:
-        yield births
+    with registered_memory(context=context) as allocations:
+        yield allocations
 
 
 def is_our_group(group: Any) -> bool:  # noqa: ANN401 - torch's class
@@ -57,20 +57,20 @@ def is_our_group(group: Any) -> bool:  # noqa: ANN401 - torch's class
     return bool(backend.name() == BACKEND_NAME)
 
 
-def note(what: str, births: Births) -> None:
+def note(what: str, allocations: ArenaAllocations) -> None:
     """Add an allocation's counts to the list, unless they are all zero."""
-    if births.count == births.missed == 0:
+    if allocations.count == allocations.missed == 0:
         return
-    reason = "" if births.missed == 0 else NO_ROOM
+    reason = "" if allocations.missed == 0 else NO_ROOM
     if len(_adoptions) == _KEPT:
         del _adoptions[0]
     _adoptions.append(
         AdoptionState(
             what=what,
-            tensors=births.count,
-            bytes=births.size_bytes,
-            missed=births.missed,
-            missed_bytes=births.missed_bytes,
+            tensors=allocations.count,
+            bytes=allocations.size_bytes,
+            missed=allocations.missed,
+            missed_bytes=allocations.missed_bytes,
             reason=reason,
         )
     )

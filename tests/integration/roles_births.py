@@ -359,7 +359,7 @@ def dropped(_rank: int, _world: int) -> bool:
     """
     c10d = load_extension()
     memory = rdmatensor.torch.empty(64, dtype=torch.uint8)
-    places = c10d.Birthplaces(memory, [(0, 64)])
+    places = c10d.PlannedPlaces(memory, [(0, 64)])
     places.begin([(0, 0)])
     inside = torch.empty(16)
     was_served = inside.data_ptr() == memory.data_ptr()

@@ -46,7 +46,7 @@ def left_on_a_thread(rank: int, world: int, *, is_ending: bool) -> dict[str, Any
     thread = threading.Thread(target=work)
     thread.start()
     has_raised.wait()
-    found = {"told": told(), "before": c10d.GradientBirths.living()}
+    found = {"told": told(), "before": c10d.GradientPlacer.living()}
     dist.barrier()
     dist.destroy_process_group()
     if is_ending:
@@ -62,7 +62,7 @@ def left_on_a_thread(rank: int, world: int, *, is_ending: bool) -> dict[str, Any
     ends_at = time.monotonic() + 10.0  # join() may return before the thread's own memory is freed
     while c10d.is_context_in_use(context._c_addr) and time.monotonic() < ends_at:
         time.sleep(0.01)
-    found["after"] = c10d.GradientBirths.living()
+    found["after"] = c10d.GradientPlacer.living()
     found["is_used"] = c10d.is_context_in_use(context._c_addr)
     may_end.set()
     thread.join()
@@ -81,6 +81,6 @@ def _raise_in_a_pass(run: Run) -> None:
 
 def _traced_places() -> Any:
     memory = rdmatensor.torch.empty(4096, dtype=torch.uint8)
-    places = load_extension().Birthplaces(memory, [(0, 4096)])
+    places = load_extension().PlannedPlaces(memory, [(0, 4096)])
     places.begin([])
     return places

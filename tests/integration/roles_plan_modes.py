@@ -366,7 +366,7 @@ def crossed(_rank: int, _world: int) -> bool:
     """
     c10d = load_extension()
     memory = rdmatensor.torch.empty(64, dtype=torch.uint8)
-    first, second = (c10d.Birthplaces(memory, [(0, 64)]) for _ in range(2))
+    first, second = (c10d.PlannedPlaces(memory, [(0, 64)]) for _ in range(2))
     first.begin([])
     second.begin([(0, 0)])
     inside = torch.empty(16)

@@ -32,7 +32,7 @@ def beside_the_profiler(rank: int, world: int, folder: str) -> dict[str, Any]:
     theirs = Path(folder, f"torch-{rank}.json")
     both = Path(folder, f"both-{rank}.json")
     profiled.export_chrome_trace(str(theirs))
-    trace.write(context, both, beside=theirs)
+    trace.write(context, both, profile=theirs)
     dist.destroy_process_group()
     events = json.loads(both.read_text(encoding="utf-8"))["traceEvents"]
     names = ("all_reduce", "send", "receive")

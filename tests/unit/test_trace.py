@@ -100,7 +100,7 @@ def test_it_goes_beside_another_trace(tmp_path: Path) -> None:
         trace.start(context)
         write_some(context, 1)
         (event,) = [event for event in trace.events(context) if event.len_bytes == 512]
-        trace.write(context, tmp_path / "both.json", beside=tmp_path / "torch.json")
+        trace.write(context, tmp_path / "both.json", profile=tmp_path / "torch.json")
     both = json.loads((tmp_path / "both.json").read_text())
     assert other in both["traceEvents"]
     (drawn,) = [one for one in slices(tmp_path / "both.json") if one["args"]["bytes"] == 512]
@@ -110,8 +110,8 @@ def test_it_goes_beside_another_trace(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["{", "[1]", '{"traceEvents": 3}'])
 def test_what_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "bad.json").write_text(text)
-    with Context(SETTINGS) as context, pytest.raises(InvalidArgumentError, match="beside="):
-        trace.write(context, tmp_path / "out.json", beside=tmp_path / "bad.json")
+    with Context(SETTINGS) as context, pytest.raises(InvalidArgumentError, match="profile="):
+        trace.write(context, tmp_path / "out.json", profile=tmp_path / "bad.json")
     assert not (tmp_path / "out.json").exists()
 
 

@@ -37,7 +37,7 @@ let_go(void *storage)
 
 /* Called after the reducer has made each gradient its view of a bucket. */
 void
-GradientBirths::settle()
+GradientPlacer::settle()
 {
     const auto reducer = reducer_.lock();
 
@@ -72,12 +72,12 @@ GradientBirths::settle()
 }
 
 void
-GradientBirths::settle_one(const c10d::Reducer &reducer, uint32_t number)
+GradientPlacer::settle_one(const c10d::Reducer &reducer, uint32_t number)
 {
     Gradient &gradient = gradients_[number];
 
     gradient.bytes = 0;
-    gradient.births.clear();
+    gradient.origins.clear();
     gradient.misses = 0;
     if (gradient.accumulator == nullptr)
         return;
@@ -104,14 +104,14 @@ GradientBirths::settle_one(const c10d::Reducer &reducer, uint32_t number)
 }
 
 void
-GradientBirths::forget(const Bucket &bucket)
+GradientPlacer::forget(const Bucket &bucket)
 {
     for (const uint32_t number : bucket.gradients)
         gradients_[number].bytes = 0;
 }
 
-GradientBirths::Bucket *
-GradientBirths::find_bucket(const c10::StorageImpl *storage)
+GradientPlacer::Bucket *
+GradientPlacer::find_bucket(const c10::StorageImpl *storage)
 {
     const auto found = std::find_if(buckets_.begin(), buckets_.end(), [storage](const Bucket &one) {
         return one.storage._unsafe_get_target() == storage;
@@ -121,7 +121,7 @@ GradientBirths::find_bucket(const c10::StorageImpl *storage)
 
 /* Decides which places may be given to allocations of this pass. Returns whether there are any. */
 bool
-GradientBirths::open()
+GradientPlacer::open()
 {
     const pybind11::gil_scoped_acquire gil; /* Python's objects count among the holders */
     const auto reducer = reducer_.lock();
@@ -143,7 +143,7 @@ GradientBirths::open()
             gradient.is_open =
                 closed.empty() && gradient.bytes > 0 && gradient.misses < kMostMisses;
             is_any |= gradient.is_open;
-            is_learning_ |= gradient.is_open && (gradient.births.empty() || gradient.misses > 0);
+            is_learning_ |= gradient.is_open && (gradient.origins.empty() || gradient.misses > 0);
         }
         if (!closed.empty())
             why = std::move(closed);
@@ -153,7 +153,7 @@ GradientBirths::open()
 }
 
 std::string
-GradientBirths::why_closed(const c10d::Reducer &reducer, Bucket &bucket)
+GradientPlacer::why_closed(const c10d::Reducer &reducer, Bucket &bucket)
 {
     if (bucket.storage.use_count() == 0 || bucket.flat.use_count() == 0 ||
         bucket.storage._unsafe_get_target()->data() != bucket.address)
@@ -176,7 +176,7 @@ GradientBirths::why_closed(const c10d::Reducer &reducer, Bucket &bucket)
  * tensor in one of its places hold that storage: a program may give the bucket other memory, as
  * with share_memory_() of a gradient, while a tensor is in a place. */
 bool
-GradientBirths::keep_memory(Bucket &bucket)
+GradientPlacer::keep_memory(Bucket &bucket)
 {
     c10::StorageImpl *const storage = bucket.storage._unsafe_get_target();
     void *const address = storage->mutable_data(); /* unshares it from a lazy clone */
@@ -198,7 +198,7 @@ GradientBirths::keep_memory(Bucket &bucket)
 /* Whether the last sum is the bucket itself. Then the reducer has the references that the two
  * functions below count. */
 bool
-GradientBirths::has_own_sum(const c10d::Reducer &reducer, const Bucket &bucket)
+GradientPlacer::has_own_sum(const c10d::Reducer &reducer, const Bucket &bucket)
 {
     return bucket.flat.use_count() > 0 &&
            is_summed_in(reducer, bucket.number, bucket.flat._unsafe_get_target(),
@@ -209,7 +209,7 @@ GradientBirths::has_own_sum(const c10d::Reducer &reducer, const Bucket &bucket)
  * views of each gradient: the view that it writes, which the parameter may have too, and the view
  * of the sum. */
 bool
-GradientBirths::is_alone(const Bucket &bucket) const
+GradientPlacer::is_alone(const Bucket &bucket) const
 {
     const auto views = 2 * static_cast<uint32_t>(bucket.gradients.size());
 
@@ -228,7 +228,7 @@ GradientBirths::is_alone(const Bucket &bucket) const
 
 /* The same for the bucket as a tensor: the base of each view, and held by the last sum's future. */
 bool
-GradientBirths::is_flat_alone(const c10d::Reducer &reducer, const Bucket &bucket)
+GradientPlacer::is_flat_alone(const c10d::Reducer &reducer, const Bucket &bucket)
 {
     const auto views = 2 * static_cast<uint32_t>(bucket.gradients.size());
 
@@ -238,7 +238,7 @@ GradientBirths::is_flat_alone(const c10d::Reducer &reducer, const Bucket &bucket
 
 /* Waits a moment: the threads that ended the last sum release the bucket only afterwards. */
 bool
-GradientBirths::is_let_go(const c10d::Reducer &reducer, Bucket &bucket)
+GradientPlacer::is_let_go(const c10d::Reducer &reducer, Bucket &bucket)
 {
     const auto until = std::chrono::steady_clock::now() + kPatience;
 
@@ -255,7 +255,7 @@ GradientBirths::is_let_go(const c10d::Reducer &reducer, Bucket &bucket)
 }
 
 c10::DataPtr
-GradientBirths::lend(Gradient &gradient)
+GradientPlacer::lend(Gradient &gradient)
 {
     const auto bucket = gradient.bucket.lock();
     const auto memory = gradient.memory.lock();
@@ -278,7 +278,7 @@ GradientBirths::lend(Gradient &gradient)
  * keeps tensors, not addresses. No sum of the bucket is in flight, since this gradient has not
  * arrived. */
 void
-GradientBirths::make_way(const Gradient &gradient, const std::shared_ptr<Place> &place)
+GradientPlacer::make_way(const Gradient &gradient, const std::shared_ptr<Place> &place)
 {
     const c10::StorageImpl *const memory = place->memory.unsafeGetStorageImpl();
     c10::StorageImpl *const bucket = gradient.bucket._unsafe_get_target(); /* its view has it */

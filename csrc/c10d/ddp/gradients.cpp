@@ -25,7 +25,7 @@ namespace autograd = torch::autograd;
 constexpr int kMostSteps = 4;
 /* Ways in which a gradient may be allocated: two batches, or the two steps of adversarial
  * training. */
-constexpr size_t kMostBirths = 4;
+constexpr size_t kMostOrigins = 4;
 
 /* relaxed: it orders nothing */
 std::atomic<uint64_t> the_living{0};
@@ -56,16 +56,16 @@ is_whole_backward()
 }
 
 /* Runs before the reducer's hook on the same node. */
-struct GradientBirths::ArrivalHook final : autograd::FunctionPostHook {
-    ArrivalHook(Weakly<GradientBirths> births, uint32_t number)
-        : births_(std::move(births)), number_(number)
+struct GradientPlacer::ArrivalHook final : autograd::FunctionPostHook {
+    ArrivalHook(Weakly<GradientPlacer> placer, uint32_t number)
+        : placer_(std::move(placer)), number_(number)
     {
     }
     ~ArrivalHook() override /* destroyed with its node */
     {
-        if (const auto births = births_.lock()) {
-            Gradient &gradient = births->gradients_[number_];
-            births->accumulators_.erase(gradient.accumulator);
+        if (const auto placer = placer_.lock()) {
+            Gradient &gradient = placer->gradients_[number_];
+            placer->accumulators_.erase(gradient.accumulator);
             gradient.accumulator = nullptr;
         }
     }
@@ -73,31 +73,31 @@ struct GradientBirths::ArrivalHook final : autograd::FunctionPostHook {
                                        const autograd::variable_list &inputs) override
     {
         static const at::Tensor nothing;
-        if (const auto births = births_.lock())
-            births->arrive(number_, inputs.empty() ? nothing : inputs.front());
+        if (const auto placer = placer_.lock())
+            placer->arrive(number_, inputs.empty() ? nothing : inputs.front());
         return outputs;
     }
-    Weakly<GradientBirths> births_;
+    Weakly<GradientPlacer> placer_;
     uint32_t number_;
 };
 
 /* On the node that made an output. */
-struct GradientBirths::BeginHook final : autograd::FunctionPreHook {
-    explicit BeginHook(Weakly<GradientBirths> births) : births_(std::move(births)) {}
+struct GradientPlacer::BeginHook final : autograd::FunctionPreHook {
+    explicit BeginHook(Weakly<GradientPlacer> placer) : placer_(std::move(placer)) {}
     autograd::variable_list operator()(const autograd::variable_list &grads) override
     {
-        if (const auto births = births_.lock())
-            births->begin();
+        if (const auto placer = placer_.lock())
+            placer->begin();
         return grads;
     }
 
-    Weakly<GradientBirths> births_;
+    Weakly<GradientPlacer> placer_;
 };
 
 /* Whether the node has no hooks but those of this class and the reducer's one. A later hook would
  * see the reducer's write in the gradient. */
 bool
-GradientBirths::has_known_hooks(autograd::AccumulateGrad &node)
+GradientPlacer::has_known_hooks(autograd::AccumulateGrad &node)
 {
     const auto &after = node.post_hooks();
     const auto is_ours = [](const auto &hook) {
@@ -110,38 +110,38 @@ GradientBirths::has_known_hooks(autograd::AccumulateGrad &node)
            dynamic_cast<const autograd::utils::LambdaPostHook *>(others->get()) != nullptr;
 }
 
-GradientBirths::GradientBirths(size_t parameters, std::weak_ptr<c10d::Reducer> reducer,
+GradientPlacer::GradientPlacer(size_t parameters, std::weak_ptr<c10d::Reducer> reducer,
                                uint64_t least_bytes)
     : reducer_(std::move(reducer)), least_bytes_(least_bytes), gradients_(parameters)
 {
     the_living.fetch_add(1, std::memory_order_relaxed);
 }
 
-GradientBirths::~GradientBirths()
+GradientPlacer::~GradientPlacer()
 {
     the_living.fetch_sub(1, std::memory_order_relaxed);
 }
 
 uint64_t
-GradientBirths::living()
+GradientPlacer::living()
 {
     return the_living.load(std::memory_order_relaxed);
 }
 
-c10::intrusive_ptr<GradientBirths>
-GradientBirths::make(const std::vector<at::Tensor> &parameters,
+c10::intrusive_ptr<GradientPlacer>
+GradientPlacer::make(const std::vector<at::Tensor> &parameters,
                      std::weak_ptr<c10d::Reducer> reducer, uint64_t least_bytes)
 {
-    auto births =
-        c10::make_intrusive<GradientBirths>(parameters.size(), std::move(reducer), least_bytes);
+    auto placer =
+        c10::make_intrusive<GradientPlacer>(parameters.size(), std::move(reducer), least_bytes);
 
     for (uint32_t number = 0; number < parameters.size(); number++)
-        births->follow(number, parameters[number]);
-    return births;
+        placer->follow(number, parameters[number]);
+    return placer;
 }
 
 void
-GradientBirths::follow(uint32_t number, const at::Tensor &parameter)
+GradientPlacer::follow(uint32_t number, const at::Tensor &parameter)
 {
     const auto node = autograd::impl::grad_accumulator(parameter); /* the reducer keeps it alive */
     if (!node || !accumulators_.emplace(node.get(), number).second)
@@ -152,7 +152,7 @@ GradientBirths::follow(uint32_t number, const at::Tensor &parameter)
 }
 
 void
-GradientBirths::watch(const std::vector<at::Tensor> &outputs, rdt_context *context, bool is_syncing)
+GradientPlacer::watch(const std::vector<at::Tensor> &outputs, rdt_context *context, bool is_syncing)
 {
     if (is_traced_ && autograd::get_current_graph_task_id() < 0)
         end(); /* that pass ended with an exception */
@@ -168,7 +168,7 @@ GradientBirths::watch(const std::vector<at::Tensor> &outputs, rdt_context *conte
         auto &hooks = node->pre_hooks();
         const auto is_ours = [this](const auto &hook) {
             const auto *const known = dynamic_cast<BeginHook *>(hook.get());
-            return known != nullptr && known->births_._unsafe_get_target() == this;
+            return known != nullptr && known->placer_._unsafe_get_target() == this;
         };
         if (std::none_of(hooks.begin(), hooks.end(), is_ours))
             node->add_pre_hook(std::make_unique<BeginHook>(weakly(this)));
@@ -176,17 +176,17 @@ GradientBirths::watch(const std::vector<at::Tensor> &outputs, rdt_context *conte
 }
 
 void
-GradientBirths::stop()
+GradientPlacer::stop()
 {
     end();
 }
 
-GradientBirths::Told
-GradientBirths::told() const
+GradientPlacer::Told
+GradientPlacer::told() const
 {
     Told found;
 
-    found.born = born_.load(std::memory_order_relaxed);
+    found.in_place = in_place_.load(std::memory_order_relaxed);
     found.copied = copied_.load(std::memory_order_relaxed);
     found.copied_bytes = copied_bytes_.load(std::memory_order_relaxed);
     for (uint32_t number = 0; number < gradients_.size(); number++)
@@ -201,14 +201,14 @@ GradientBirths::told() const
 }
 
 void
-GradientBirths::note(const std::string &why)
+GradientPlacer::note(const std::string &why)
 {
     const std::lock_guard lock(mutex_);
     why_ = why;
 }
 
 void
-GradientBirths::give_up(const std::string &why)
+GradientPlacer::give_up(const std::string &why)
 {
     is_off_.store(true, std::memory_order_relaxed);
     is_active_.store(false, std::memory_order_relaxed);
@@ -221,7 +221,7 @@ GradientBirths::give_up(const std::string &why)
 /* Only for a pass in which the reducer sums. Gradients of other passes stay where they were
  * allocated, and the program may keep them. */
 void
-GradientBirths::begin()
+GradientPlacer::begin()
 {
     if (is_traced_ || is_off_.load(std::memory_order_relaxed) || is_forked_child() ||
         !is_plain_backward())
@@ -232,15 +232,15 @@ GradientBirths::begin()
         return;
     if (!is_settled_) /* before the reducer's own callback, which waits for the sums */
         autograd::Engine::get_default_engine().queue_callback([weak = weakly(this)] {
-            if (const auto births = weak.lock())
-                births->settle();
+            if (const auto placer = weak.lock())
+                placer->settle();
         });
     else if (open())
         trace();
 }
 
 bool
-GradientBirths::is_bare() const
+GradientPlacer::is_bare() const
 {
     return std::any_of(gradients_.begin(), gradients_.end(), [](const Gradient &gradient) {
         return gradient.accumulator != nullptr && !gradient.accumulator->variable.grad().defined();
@@ -248,7 +248,7 @@ GradientBirths::is_bare() const
 }
 
 void
-GradientBirths::trace()
+GradientPlacer::trace()
 {
     try {
         trace_allocations(c10::intrusive_ptr<AllocationTrace>::unsafe_reclaim_from_nonowning(this));
@@ -264,13 +264,13 @@ GradientBirths::trace()
     task_ = autograd::get_current_graph_task_id();
     is_active_.store(true, std::memory_order_relaxed);
     autograd::Engine::get_default_engine().queue_callback([weak = weakly(this)] {
-        if (const auto births = weak.lock())
-            births->end_pass();
+        if (const auto placer = weak.lock())
+            placer->end_pass();
     });
 }
 
 void
-GradientBirths::end()
+GradientPlacer::end()
 {
     if (!is_traced_)
         return;
@@ -289,7 +289,7 @@ GradientBirths::end()
 /* For a pass that did not raise. If it was not the last pass of its forward pass, the next one
  * brings the other gradients, which the reducer copies. */
 void
-GradientBirths::end_pass()
+GradientPlacer::end_pass()
 {
     const auto reducer = reducer_.lock();
 
@@ -305,7 +305,7 @@ GradientBirths::end_pass()
 // ---- allocations of a pass ----------------------------------------------------------------------
 
 c10::DataPtr
-GradientBirths::serve(size_t bytes)
+GradientPlacer::serve(size_t bytes)
 {
     asked_.reset();
     /* Another task is nested in this pass, or follows after this pass raised. */
@@ -326,7 +326,7 @@ GradientBirths::serve(size_t bytes)
 }
 
 c10::DataPtr
-GradientBirths::serve_one(size_t bytes, Evaluation &now, uint32_t ordinal)
+GradientPlacer::serve_one(size_t bytes, Evaluation &now, uint32_t ordinal)
 {
     for (Target &target : now.targets) {
         Gradient &gradient = gradients_[target.gradient];
@@ -334,9 +334,9 @@ GradientBirths::serve_one(size_t bytes, Evaluation &now, uint32_t ordinal)
             continue;
         if (target.visit == 0)
             target.visit = ++gradient.visits;
-        const Birth birth = {of_forwards_, target.visit, now.edges, ordinal};
-        const std::vector<Birth> &births = gradient.births;
-        if (!gradient.is_open || std::find(births.begin(), births.end(), birth) == births.end())
+        const Origin origin = {of_forwards_, target.visit, now.edges, ordinal};
+        const std::vector<Origin> &origins = gradient.origins;
+        if (!gradient.is_open || std::find(origins.begin(), origins.end(), origin) == origins.end())
             continue;
         c10::DataPtr data = lend(gradient);
         if (data)
@@ -348,7 +348,7 @@ GradientBirths::serve_one(size_t bytes, Evaluation &now, uint32_t ordinal)
 /* Also records allocations that become no gradient: addresses recur within a pass, and the last
  * record of an address counts. */
 void
-GradientBirths::born(const void *address, size_t)
+GradientPlacer::allocated(const void *address, size_t)
 {
     if (!is_learning_ || !is_active_.load(std::memory_order_relaxed) ||
         autograd::get_current_graph_task_id() < 0) /* the pass has raised */
@@ -358,8 +358,8 @@ GradientBirths::born(const void *address, size_t)
 }
 
 /* Returns the run of the node, which is the last of evaluations_. */
-GradientBirths::Evaluation &
-GradientBirths::enter(const autograd::Node &node)
+GradientPlacer::Evaluation &
+GradientPlacer::enter(const autograd::Node &node)
 {
     const uint64_t sequence = node.sequence_nr();
 
@@ -373,7 +373,7 @@ GradientBirths::enter(const autograd::Node &node)
 }
 
 void
-GradientBirths::look_at(const autograd::Node &node, Evaluation &now)
+GradientPlacer::look_at(const autograd::Node &node, Evaluation &now)
 {
     for (const autograd::Edge &edge : node.next_edges())
         now.edges += edge.is_valid() ? 1 : 0;
@@ -381,7 +381,7 @@ GradientBirths::look_at(const autograd::Node &node, Evaluation &now)
 }
 
 void
-GradientBirths::find_targets(const autograd::Node &node, int depth, std::vector<Target> &targets)
+GradientPlacer::find_targets(const autograd::Node &node, int depth, std::vector<Target> &targets)
 {
     if (node.num_outputs() == 0) { /* accumulators have no outputs */
         const auto found = accumulators_.find(&node);
@@ -401,14 +401,14 @@ GradientBirths::find_targets(const autograd::Node &node, int depth, std::vector<
 /* In any pass: places that were given before in-place gradients were disabled may still be
  * occupied. */
 void
-GradientBirths::arrive(uint32_t number, const at::Tensor &incoming)
+GradientPlacer::arrive(uint32_t number, const at::Tensor &incoming)
 {
     Gradient &gradient = gradients_[number];
     if ((!is_counted_ && gradient.tenant.expired()) || is_forked_child())
         return;
     const at::Tensor &grad = gradient.accumulator->variable.grad(); /* undefined: zero is sent */
     const bool lies_there = look_at_place(gradient, grad, incoming);
-    const bool is_born = lies_there && gradient.is_served;
+    const bool is_in_place = lies_there && gradient.is_served;
 
     gradient.is_open = false;
     gradient.is_served = false;
@@ -417,15 +417,15 @@ GradientBirths::arrive(uint32_t number, const at::Tensor &incoming)
     const bool is_copied = !lies_there && grad.defined() &&
                            grad.unsafeGetTensorImpl() != gradient.view._unsafe_get_target();
     gradient.is_copied.store(is_copied, std::memory_order_relaxed);
-    if (is_born) {
-        born_.fetch_add(1, std::memory_order_relaxed);
+    if (is_in_place) {
+        in_place_.fetch_add(1, std::memory_order_relaxed);
         gradient.misses = 0;
     } else if (is_copied)
         note_copy(number, grad, incoming);
 }
 
 void
-GradientBirths::note_copy(uint32_t number, const at::Tensor &grad, const at::Tensor &incoming)
+GradientPlacer::note_copy(uint32_t number, const at::Tensor &grad, const at::Tensor &incoming)
 {
     Gradient &gradient = gradients_[number];
 
@@ -439,7 +439,7 @@ GradientBirths::note_copy(uint32_t number, const at::Tensor &grad, const at::Ten
 
 /* Afterwards the gradient alone is in the place (true), or nothing is (false). */
 bool
-GradientBirths::look_at_place(Gradient &gradient, const at::Tensor &grad,
+GradientPlacer::look_at_place(Gradient &gradient, const at::Tensor &grad,
                               const at::Tensor &incoming)
 {
     const auto place = gradient.tenant.lock();
@@ -458,17 +458,18 @@ GradientBirths::look_at_place(Gradient &gradient, const at::Tensor &grad,
 
 /* The node's allocations vary: this ordinal may belong to another tensor. */
 bool
-GradientBirths::is_ambiguous(const Gradient &gradient, const Birth &birth)
+GradientPlacer::is_ambiguous(const Gradient &gradient, const Origin &origin)
 {
-    return std::any_of(gradient.births.begin(), gradient.births.end(),
-                       [&birth](const Birth &known) {
-                           return known.forwards == birth.forwards && known.visit == birth.visit &&
-                                  known.edges == birth.edges && known.ordinal != birth.ordinal;
+    return std::any_of(gradient.origins.begin(), gradient.origins.end(),
+                       [&origin](const Origin &known) {
+                           return known.forwards == origin.forwards &&
+                                  known.visit == origin.visit && known.edges == origin.edges &&
+                                  known.ordinal != origin.ordinal;
                        });
 }
 
 void
-GradientBirths::learn(uint32_t number, const at::Tensor &grad, const at::Tensor &incoming)
+GradientPlacer::learn(uint32_t number, const at::Tensor &grad, const at::Tensor &incoming)
 {
     Gradient &gradient = gradients_[number];
     const auto view = gradient.view.lock();
@@ -486,14 +487,14 @@ GradientBirths::learn(uint32_t number, const at::Tensor &grad, const at::Tensor 
     for (const Target &target : then.targets) {
         if (target.gradient != number || target.visit == 0)
             continue;
-        const Birth birth = {of_forwards_, target.visit, then.edges, record->ordinal};
-        if (is_ambiguous(gradient, birth)) {
+        const Origin origin = {of_forwards_, target.visit, then.edges, record->ordinal};
+        if (is_ambiguous(gradient, origin)) {
             gradient.misses = kMostMisses;
             return;
         }
-        if (gradient.births.size() == kMostBirths)
-            gradient.births.erase(gradient.births.begin());
-        gradient.births.push_back(birth);
+        if (gradient.origins.size() == kMostOrigins)
+            gradient.origins.erase(gradient.origins.begin());
+        gradient.origins.push_back(origin);
         return;
     }
 }

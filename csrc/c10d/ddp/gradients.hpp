@@ -51,11 +51,11 @@ namespace rdmatensor
 /* The gradients of one module. Keeps neither the parameters nor the buckets nor the reducer alive.
  * told() may be called on any thread; all else, and the module's passes, run on one thread at a
  * time. */
-class GradientBirths final : public AllocationTrace
+class GradientPlacer final : public AllocationTrace
 {
   public:
     struct Told {
-        uint64_t born = 0;
+        uint64_t in_place = 0;
         uint64_t copied = 0; /* copied into the bucket by the reducer */
         uint64_t copied_bytes = 0;
         std::vector<uint32_t> last_copied; /* indices of the parameters */
@@ -63,13 +63,13 @@ class GradientBirths final : public AllocationTrace
                                             * gradients are on */
     };
 
-    GradientBirths(size_t parameters, std::weak_ptr<c10d::Reducer> reducer, uint64_t least_bytes);
+    GradientPlacer(size_t parameters, std::weak_ptr<c10d::Reducer> reducer, uint64_t least_bytes);
     /* For a module with this reducer, whose hooks run after the hooks set here. Gradients of fewer
      * than least_bytes bytes are left to the reducer. */
-    static c10::intrusive_ptr<GradientBirths> make(const std::vector<at::Tensor> &parameters,
+    static c10::intrusive_ptr<GradientPlacer> make(const std::vector<at::Tensor> &parameters,
                                                    std::weak_ptr<c10d::Reducer> reducer,
                                                    uint64_t least_bytes);
-    ~GradientBirths() override;
+    ~GradientPlacer() override;
 
     /* The outputs of a forward pass; the first of them that receives a gradient starts the
      * backward pass. A bucket that moves is allocated in the context's arena; NULL: in torch's
@@ -91,12 +91,12 @@ class GradientBirths final : public AllocationTrace
     /* Identifies an allocation: the number of forward passes before it, the ordinal of the node
      * among those that lead to the accumulator and allocate the gradient's size, the node's number
      * of edges, and the ordinal among the node's allocations. */
-    struct Birth {
+    struct Origin {
         uint32_t forwards;
         uint32_t visit;
         uint32_t edges;
         uint32_t ordinal;
-        bool operator==(const Birth &) const = default;
+        bool operator==(const Origin &) const = default;
     };
     struct Gradient {
         torch::autograd::AccumulateGrad *accumulator = nullptr;
@@ -104,9 +104,9 @@ class GradientBirths final : public AllocationTrace
         Weakly<c10::StorageImpl> bucket = to_nothing<c10::StorageImpl>();
         Weakly<c10::StorageImpl> memory = to_nothing<c10::StorageImpl>(); /* as in Bucket */
         uint64_t off = 0;
-        uint64_t bytes = 0;        /* 0: not to be allocated in its bucket */
-        std::vector<Birth> births; /* one for each kind of pass */
-        uint32_t misses = 0;       /* consecutive passes in which it was elsewhere */
+        uint64_t bytes = 0;          /* 0: not to be allocated in its bucket */
+        std::vector<Origin> origins; /* one for each kind of pass */
+        uint32_t misses = 0;         /* consecutive passes in which it was elsewhere */
         std::weak_ptr<Place> tenant;
         /* relaxed: told() may read at any time */
         std::atomic<bool> is_copied{true};
@@ -172,7 +172,7 @@ class GradientBirths final : public AllocationTrace
     Bucket *find_bucket(const c10::StorageImpl *storage);
 
     c10::DataPtr serve(size_t bytes) override;
-    void born(const void *address, size_t bytes) override;
+    void allocated(const void *address, size_t bytes) override;
     c10::DataPtr serve_one(size_t bytes, Evaluation &now, uint32_t ordinal);
     Evaluation &enter(const torch::autograd::Node &node);
     void look_at(const torch::autograd::Node &node, Evaluation &now);
@@ -183,7 +183,7 @@ class GradientBirths final : public AllocationTrace
     bool look_at_place(Gradient &gradient, const at::Tensor &grad, const at::Tensor &incoming);
     void make_way(const Gradient &gradient, const std::shared_ptr<Place> &place);
     void note_copy(uint32_t number, const at::Tensor &grad, const at::Tensor &incoming);
-    static bool is_ambiguous(const Gradient &gradient, const Birth &birth);
+    static bool is_ambiguous(const Gradient &gradient, const Origin &origin);
     void learn(uint32_t number, const at::Tensor &grad, const at::Tensor &incoming);
 
     const std::weak_ptr<c10d::Reducer> reducer_;
@@ -202,7 +202,7 @@ class GradientBirths final : public AllocationTrace
     bool is_traced_ = false;
     std::thread::id thread_;
     int task_ = -1;
-    /* relaxed: as in Birthplaces::is_active_ */
+    /* relaxed: as in PlannedPlaces::is_active_ */
     std::atomic<bool> is_active_{false};
     bool is_counted_ = false;
     bool is_learning_ = false;
@@ -212,7 +212,7 @@ class GradientBirths final : public AllocationTrace
     std::optional<Record> asked_;
 
     /* relaxed: told() may read at any time */
-    std::atomic<uint64_t> born_{0};
+    std::atomic<uint64_t> in_place_{0};
     std::atomic<uint64_t> copied_{0};
     std::atomic<uint64_t> copied_bytes_{0};
     std::atomic<bool> is_off_{false};

@@ -32,7 +32,7 @@ struct Scope {
 struct PerThread {
     std::vector<Scope> scopes;
     std::vector<c10::intrusive_ptr<AllocationTrace>> traces;
-    Births births = {};
+    ArenaAllocations arena_allocations = {};
 };
 
 thread_local PerThread this_thread;
@@ -56,7 +56,7 @@ class ArenaSwitch final : public c10::Allocator
         }
         c10::DataPtr data = allocate_by_scope(thread, bytes);
         if (trace != nullptr)
-            trace->born(data.get(), bytes);
+            trace->allocated(data.get(), bytes);
         return data;
     }
 
@@ -104,13 +104,13 @@ class ArenaSwitch final : public c10::Allocator
             return before_->allocate(bytes);
         try {
             c10::DataPtr data = arena_allocator(thread.scopes.back().context)->allocate(bytes);
-            thread.births.count++;
-            thread.births.bytes += bytes;
+            thread.arena_allocations.count++;
+            thread.arena_allocations.bytes += bytes;
             return data;
         } catch (const c10::OutOfMemoryError &) {
             /* Without the arena the program would have got this memory. The miss is counted. */
-            thread.births.missed++;
-            thread.births.missed_bytes += bytes;
+            thread.arena_allocations.missed++;
+            thread.arena_allocations.missed_bytes += bytes;
             return before_->allocate(bytes);
         }
     }
@@ -119,7 +119,7 @@ class ArenaSwitch final : public c10::Allocator
     {
         /* A place may begin where its memory does. Only the tensor in the place is freed by its
          * address. */
-        if (!release_birthplace(address) && !release_arena_storage(address))
+        if (!release_planned_place(address) && !release_arena_storage(address))
             the_switch->before_->raw_deleter()(address);
     }
 
@@ -185,10 +185,10 @@ is_traced()
     return !this_thread.traces.empty();
 }
 
-Births
-births()
+ArenaAllocations
+arena_allocations()
 {
-    return this_thread.births;
+    return this_thread.arena_allocations;
 }
 
 bool

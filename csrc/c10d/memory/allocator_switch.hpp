@@ -24,7 +24,7 @@ namespace rdmatensor
 {
 
 /* Redirected allocations of a thread since the process started. */
-struct Births {
+struct ArenaAllocations {
     uint64_t count;
     uint64_t bytes;
     /* Requested from the arena, which had no room: they are in torch's own memory. */
@@ -40,7 +40,7 @@ bool take_allocator();
  * meanwhile. */
 void enter_arena(rdt_context *context, size_t min_bytes);
 void leave_arena();
-Births births();
+ArenaAllocations arena_allocations();
 
 /* Observes each allocation of a thread, and may serve it. The thread may access the trace at any
  * time and therefore keeps it alive: until the trace is ended on that thread, until another thread
@@ -51,7 +51,7 @@ class AllocationTrace : public torch::CustomClassHolder
     /* Memory for an allocation of `bytes` > 0; empty: another allocator serves it. */
     virtual c10::DataPtr serve(size_t bytes) = 0;
     /* Memory from another allocator for the last request that serve() did not serve. */
-    virtual void born(const void *address, size_t bytes) = 0;
+    virtual void allocated(const void *address, size_t bytes) = 0;
     /* Any thread. Permanent: the trace is never used again. */
     void forsake();
     [[nodiscard]] bool is_forsaken() const;

@@ -35,13 +35,13 @@ void
 leave_place(void *address)
 {
     if (address != nullptr)
-        (void)release_birthplace(address);
+        (void)release_planned_place(address);
 }
 
 } // namespace
 
 bool
-release_birthplace(void *address)
+release_planned_place(void *address)
 {
     Taken &t = taken();
     std::shared_ptr<Place> place;
@@ -81,7 +81,7 @@ occupy(const std::shared_ptr<Place> &place)
     return {place->address, place->address, &leave_place, at::kCPU};
 }
 
-Birthplaces::Birthplaces(const at::Tensor &memory, const Spans &spans)
+PlannedPlaces::PlannedPlaces(const at::Tensor &memory, const Spans &spans)
 {
     TORCH_CHECK_VALUE(memory.is_contiguous() && is_in_arena(memory),
                       "the places of a plan must be in contiguous memory of the arena");
@@ -101,13 +101,13 @@ Birthplaces::Birthplaces(const at::Tensor &memory, const Spans &spans)
 }
 
 void
-Birthplaces::begin(const Served &served)
+PlannedPlaces::begin(const Served &served)
 {
     TORCH_CHECK(!is_forsaken(), "rdmatensor: a backward pass raised on another thread, which may "
                                 "still look at these places: apply the plan again");
     TORCH_CHECK(!is_traced_, "rdmatensor: a backward pass is traced already");
     served_.clear();
-    births_.clear();
+    not_served_.clear();
     for (const auto &[number, place] : served) {
         TORCH_CHECK_INDEX(place < places_.size(), "no place has the number ", place);
         served_.emplace(number, place);
@@ -120,7 +120,7 @@ Birthplaces::begin(const Served &served)
 }
 
 void
-Birthplaces::end()
+PlannedPlaces::end()
 {
     TORCH_CHECK(is_traced_, "rdmatensor: no backward pass is traced");
     is_active_.store(false, std::memory_order_relaxed);
@@ -133,24 +133,24 @@ Birthplaces::end()
 }
 
 void
-Birthplaces::stop()
+PlannedPlaces::stop()
 {
     is_active_.store(false, std::memory_order_relaxed);
     forsake();
 }
 
 int64_t
-Birthplaces::find(uintptr_t address) const
+PlannedPlaces::find(uintptr_t address) const
 {
-    for (auto birth = births_.rbegin(); birth != births_.rend(); ++birth)
-        if (birth->address == address)
-            return static_cast<int64_t>(birth->number);
+    for (auto span = not_served_.rbegin(); span != not_served_.rend(); ++span)
+        if (span->address == address)
+            return static_cast<int64_t>(span->number);
     return -1;
 }
 
 at::Tensor
-Birthplaces::take(uint32_t place, const std::vector<int64_t> &shape,
-                  const std::vector<int64_t> &strides, c10::ScalarType type)
+PlannedPlaces::take(uint32_t place, const std::vector<int64_t> &shape,
+                    const std::vector<int64_t> &strides, c10::ScalarType type)
 {
     TORCH_CHECK_INDEX(place < places_.size(), "no place has the number ", place);
     const std::shared_ptr<Place> &chosen = places_[place];
@@ -173,19 +173,19 @@ Birthplaces::take(uint32_t place, const std::vector<int64_t> &shape,
 }
 
 uint64_t
-Birthplaces::served_count() const
+PlannedPlaces::served_count() const
 {
     return served_count_;
 }
 
 bool
-Birthplaces::is_taken(uint32_t place) const
+PlannedPlaces::is_taken(uint32_t place) const
 {
     return places_.at(place)->is_taken.load(std::memory_order_acquire);
 }
 
 c10::DataPtr
-Birthplaces::serve(size_t bytes)
+PlannedPlaces::serve(size_t bytes)
 {
     if (!is_active_.load(std::memory_order_relaxed))
         return {};
@@ -199,10 +199,10 @@ Birthplaces::serve(size_t bytes)
 }
 
 void
-Birthplaces::born(const void *address, size_t bytes)
+PlannedPlaces::allocated(const void *address, size_t bytes)
 {
     if (is_active_.load(std::memory_order_relaxed))
-        births_.push_back({number_ - 1, reinterpret_cast<uintptr_t>(address), bytes});
+        not_served_.push_back({number_ - 1, reinterpret_cast<uintptr_t>(address), bytes});
 }
 
 } // namespace rdmatensor

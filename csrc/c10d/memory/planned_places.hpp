@@ -28,7 +28,7 @@ namespace rdmatensor
 {
 
 /* One allocation of a pass: its number, counted from 0, its address and its size. */
-struct Birth {
+struct NumberedSpan {
     uint64_t number;
     uintptr_t address;
     uint64_t bytes;
@@ -53,7 +53,7 @@ c10::DataPtr occupy(const std::shared_ptr<Place> &place);
 
 /* The places of one plan, within one tensor of the arena. begin() and end() run on one thread at a
  * time; tensors in the places are freed on any thread. */
-class Birthplaces final : public AllocationTrace
+class PlannedPlaces final : public AllocationTrace
 {
   public:
     using Spans = std::vector<std::pair<uint64_t, uint64_t>>; /* offset and size in bytes */
@@ -62,7 +62,7 @@ class Birthplaces final : public AllocationTrace
 
     /* Throws ValueError for spans that exceed `memory`, are empty or begin where another does. Each
      * place keeps `memory` alive until this object and the tensor in the place are gone. */
-    Birthplaces(const at::Tensor &memory, const Spans &spans);
+    PlannedPlaces(const at::Tensor &memory, const Spans &spans);
 
     /* From now on this thread's allocations are numbered, and some are served. A place that is
      * occupied, or of another size, is not given. */
@@ -87,11 +87,11 @@ class Birthplaces final : public AllocationTrace
 
   private:
     c10::DataPtr serve(size_t bytes) override;
-    void born(const void *address, size_t bytes) override;
+    void allocated(const void *address, size_t bytes) override;
 
     std::vector<std::shared_ptr<Place>> places_;
     std::unordered_map<uint64_t, uint32_t> served_;
-    std::vector<Birth> births_;
+    std::vector<NumberedSpan> not_served_;
     uint64_t number_ = 0;
     uint64_t served_count_ = 0;
     /* Allocations of thread_ are reported here. Stays set if another thread ended the trace. */
@@ -103,6 +103,6 @@ class Birthplaces final : public AllocationTrace
 };
 
 /* Frees the tensor in the place at this address. False if the address is not a place's. */
-bool release_birthplace(void *address);
+bool release_planned_place(void *address);
 
 } // namespace rdmatensor

@@ -48,11 +48,11 @@ def _wrap(
             gradients.before_forward(self)
         if not _is_on(context) or context.is_closed or not is_wanted(self):
             return before(self, *args, **kwargs)
-        with adopting(context) as births:
+        with adopting(context) as allocations:
             result = before(self, *args, **kwargs)
-        if births.missed > 0:
+        if allocations.missed > 0:
             report.note_no_room(self)
-        note(f"buckets of {type(self.module).__name__}", births)
+        note(f"buckets of {type(self.module).__name__}", allocations)
         return result
 
     setattr(DistributedDataParallel, name, wrapped)

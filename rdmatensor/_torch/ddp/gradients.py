@@ -40,15 +40,15 @@ class _Module:
 
     def __init__(self, module: DistributedDataParallel) -> None:
         self.why_off = _why_off(module)
-        self.births: Any = None
+        self.placer: Any = None
         self.parameters: list[str] = []  # names, by the extension's index
         if not self.why_off:
             named = dict(_sent_parameters(module))
             self.parameters = list(named)
-            self.births = load_extension().GradientBirths(
+            self.placer = load_extension().GradientPlacer(
                 list(named.values()), module.reducer, LEAST_BYTES
             )
-            finalize(module, self.births.stop).atexit = False  # after a pass that raised
+            finalize(module, self.placer.stop).atexit = False  # after a pass that raised
 
 
 _modules: WeakKeyDictionary[DistributedDataParallel, _Module] = WeakKeyDictionary()
@@ -58,8 +58,8 @@ def before_forward(module: DistributedDataParallel) -> None:
     """Forget a module whose buckets are rebuilt."""
     if module in _modules and not getattr(module, "_has_rebuilt_buckets", False):
         known = _modules.pop(module)
-        if known.births is not None:
-            known.births.stop()
+        if known.placer is not None:
+            known.placer.stop()
 
 
 def after_forward(module: DistributedDataParallel, output: object, context: Context) -> None:
@@ -74,10 +74,10 @@ def after_forward(module: DistributedDataParallel, output: object, context: Cont
         if not is_settled and not (is_anew and not module.static_graph):
             return
         known = _modules[module] = _Module(module)
-    if known.births is None:
+    if known.placer is None:
         return
     address = 0 if context.is_closed else context._c_addr
-    known.births.watch(_tensors_in(output), address, module.require_backward_grad_sync)
+    known.placer.watch(_tensors_in(output), address, module.require_backward_grad_sync)
 
 
 def told() -> list[GradientsState]:
@@ -88,11 +88,11 @@ def told() -> list[GradientsState]:
         known = _modules.get(module) if module is not None else None
         if module is None or known is None or not module.gradient_as_bucket_view:
             continue
-        counts = known.births.told() if known.births is not None else None
+        counts = known.placer.told() if known.placer is not None else None
         found.append(
             GradientsState(
                 what=f"gradients of {type(module.module).__name__}",
-                in_place=counts.born if counts else 0,
+                in_place=counts.in_place if counts else 0,
                 copied=counts.copied if counts else 0,
                 copied_bytes=counts.copied_bytes if counts else 0,
                 why_off=counts.why_off if counts else known.why_off,
@@ -107,10 +107,10 @@ def copied_last(module: DistributedDataParallel) -> tuple[set[str], str]:
     And the reason, if one applies to all.
     """
     known = _modules.get(module)
-    if known is None or known.births is None:
+    if known is None or known.placer is None:
         names = {name for name, _ in module.module.named_parameters()}
         return names, known.why_off if known is not None else ""
-    counts = known.births.told()
+    counts = known.placer.told()
     return {known.parameters[number] for number in counts.last_copied}, counts.why_off
 
 

@@ -15,7 +15,7 @@ import torch
 
 from rdmatensor._backend.extension import load_extension
 from rdmatensor.context import Context
-from rdmatensor.torch import MIN_BYTES, Births, empty, has_allocator
+from rdmatensor.torch import MIN_BYTES, ArenaAllocations, empty, has_allocator
 
 _CHANGES_MAX = 8  # a pass whose allocations change more often is left alone
 _ALIGNMENT_BYTES = 64  # of a tensor, as torch's own allocator has it
@@ -23,8 +23,8 @@ _ALIGNMENT_BYTES = 64  # of a tensor, as torch's own allocator has it
 T = TypeVar("T")
 
 
-class _Birthplaces(Protocol):
-    """The part of rdmatensor._c10d.Birthplaces that is used here."""
+class _PlannedPlaces(Protocol):
+    """The part of rdmatensor._c10d.PlannedPlaces that is used here."""
 
     def begin(self, served: list[tuple[int, int]]) -> None: ...
 
@@ -39,7 +39,7 @@ class _Birthplaces(Protocol):
 class _Slot:
     """Memory for what one pass sends, and the place of each tensor in it."""
 
-    places: _Birthplaces
+    places: _PlannedPlaces
     addresses: list[int]
 
     def is_free(self) -> bool:
@@ -53,10 +53,10 @@ class StageBuffers:
     makes one, which is reported to note().
     """
 
-    def __init__(self, context: Context, note: Callable[[Births], None]) -> None:
+    def __init__(self, context: Context, note: Callable[[ArenaAllocations], None]) -> None:
         self._context = context
         self._note = note
-        self._make: Any = load_extension().Birthplaces
+        self._make: Any = load_extension().PlannedPlaces
         self._learnt: list[tuple[int, int]] = []  # of each tensor: allocation number, bytes
         self._slots: list[_Slot] = []
         self._changes = 0
@@ -67,7 +67,7 @@ class StageBuffers:
         slot = None if self._is_over or not self._has_devices() else self._free_slot()
         if slot is None or not has_allocator():
             return call()
-        slot.places.begin([(birth, place) for place, (birth, _) in enumerate(self._learnt)])
+        slot.places.begin([(number, place) for place, (number, _) in enumerate(self._learnt)])
         try:
             result = call()
         finally:
@@ -91,24 +91,24 @@ class StageBuffers:
             memory = empty(max(end, 1), dtype=torch.uint8, context=self._context)
         except torch.OutOfMemoryError:
             self._is_over = True
-            self._note(Births(missed=len(spans), missed_bytes=end))
+            self._note(ArenaAllocations(missed=len(spans), missed_bytes=end))
             return None
         if spans:
-            self._note(Births(count=len(spans), size_bytes=end))
+            self._note(ArenaAllocations(count=len(spans), size_bytes=end))
         addresses = [memory.data_ptr() + offset for offset, _ in spans]
         self._slots.append(_Slot(self._make(memory, spans), addresses))
         return self._slots[-1]
 
     def _learn(self, slot: _Slot, sent: Iterable[object]) -> None:
         """Find where a pass placed what it sends, and which allocations those were."""
-        found = dict.fromkeys(self._births_of(slot, sent))
+        found = dict.fromkeys(self._allocations_of(slot, sent))
         if set(found) == set(self._learnt):
             return
         self._learnt, self._slots = list(found), []
         self._changes += 1
         self._is_over = self._changes > _CHANGES_MAX
 
-    def _births_of(self, slot: _Slot, sent: Iterable[object]) -> Iterator[tuple[int, int]]:
+    def _allocations_of(self, slot: _Slot, sent: Iterable[object]) -> Iterator[tuple[int, int]]:
         for tensor in sent:
             if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
                 continue

@@ -118,9 +118,9 @@ def _wrap_stage(kind: Any, name: str) -> None:  # noqa: ANN401 - torch's class
         context = context_of_groups()
         if not _is_adopting(self, context):
             return before(self, *args, **kwargs)
-        with adopting(context) as births:
+        with adopting(context) as allocations:
             result = before(self, *args, **kwargs)
-        note(f"buffers of stage {self.stage_index}", births)
+        note(f"buffers of stage {self.stage_index}", allocations)
         return result
 
     wrapped._is_adopting = True  # type: ignore[attr-defined]
