@@ -24,6 +24,7 @@ from bench.suite.settings import KIB, MIB, Settings
 TOPIC = "costs"
 ROOM = 0.85  # of a target that a loaded machine may take before a test fails
 _IMPORTS = 15
+_IMPORT_PATIENCE_S = 60.0
 _PATHS = ("shm", "tcp")
 
 
@@ -134,7 +135,12 @@ def _import_ns(statement: str) -> int:
         "print(took)"
     )
     done = subprocess.run(  # elsewhere: the sources here would hide the installed package
-        [sys.executable, "-c", program], cwd=WORKERS, capture_output=True, text=True, check=True
+        [sys.executable, "-c", program],
+        cwd=WORKERS,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=_IMPORT_PATIENCE_S,
     )
     return int(done.stdout)
 

@@ -1,6 +1,7 @@
 """One of two processes that sum many small tensors: one by one, and coalesced, and by Gloo.
 
-All take turns in the same processes, on the same tensors. Each sample is one pass over all tensors:
+All take turns in the same processes, on the same tensors, until the time is over. Each sample is one
+pass over all tensors:
   one by one          dist.all_reduce() of each
   one by one, async   the same with async_op=True, then wait() of each
   manager             _coalescing_manager() around dist.all_reduce() of each
@@ -30,7 +31,7 @@ from bench.suite import samples
 from bench.workers import harness
 
 BACKENDS = ("rdmatensor", "gloo")
-GLOO_EVERY = 6  # rounds: a pass one by one takes it a second
+GLOO_EVERY = 6  # rounds: a pass one by one takes it a second, or several where cores are busy
 Pass = Callable[[dist.ProcessGroup, list[torch.Tensor]], None]
 
 
@@ -88,15 +89,28 @@ def one_pass(call: Pass, group: dist.ProcessGroup, tensors: list[torch.Tensor]) 
     return taken_ns, int(cpu_ns)
 
 
+def is_over(end_s: float) -> bool:
+    """Whether rank 0's clock is past its end_s; both ranks call it, and both leave or neither."""
+    over = torch.tensor(time.monotonic() > end_s)
+    dist.broadcast(over, 0)
+    return bool(over)
+
+
 def measure(
-    groups: dict[str, dist.ProcessGroup], tensors: list[torch.Tensor], rounds: int
+    groups: dict[str, dist.ProcessGroup], tensors: list[torch.Tensor], rounds: int, seconds: float
 ) -> list[dict[str, object]]:
-    """Interleaved samples of all, after a round that does not count."""
+    """Interleaved samples of all, after a round that does not count.
+
+    No round but the first that counts begins after so many seconds.
+    """
+    end_s = time.monotonic() + seconds
     taken: dict[tuple[str, str], list[tuple[int, int]]] = {}
     writes: dict[tuple[str, str], int] = {}
     for round_number in range(rounds + 1):
+        if round_number > 1 and is_over(end_s):
+            break
         for backend, group in groups.items():
-            if backend == "gloo" and round_number % GLOO_EVERY != 0:
+            if backend == "gloo" and round_number > 0 and round_number % GLOO_EVERY != 1:
                 continue
             for way, call in PASSES.items():
                 before = writes_of(groups["rdmatensor"])
@@ -120,7 +134,8 @@ def measure(
 
 def main() -> None:
     parser = harness.parser_of(__doc__)
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=30, help="at most")
+    parser.add_argument("--seconds", type=float, default=10.0, help="after which no round begins")
     parser.add_argument("--tensors", type=int, default=1000)
     parser.add_argument("--size", type=int, default=256)
     arguments = parser.parse_args()
@@ -130,7 +145,7 @@ def main() -> None:
     groups = {name: dist.new_group(backend=name, timeout=limit) for name in BACKENDS}
     harness.pin(rank, 2)
     tensors = [torch.ones(int(arguments.size) // 4) for _ in range(arguments.tensors)]
-    for record in measure(groups, tensors, arguments.rounds):
+    for record in measure(groups, tensors, arguments.rounds, arguments.seconds):
         if rank == 0:
             harness.emit(record)
     dist.barrier()

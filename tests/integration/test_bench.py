@@ -88,6 +88,15 @@ def test_writes_from_python_have_calls_and_handles() -> None:
     assert all([ns > 0 for ns in samples.raw_of(record)] == [True] for record in found)
 
 
+@pytest.mark.timeout(120)
+def test_sums_in_one_call_end_with_their_time_and_have_each_way_once() -> None:
+    ways = ("one by one", "one by one, async", "manager", "coalesced")
+    options = ("--rounds", "1000000", "--tensors", "10", "--seconds", "0")
+    found = run_ranks("coalesced", 2, *options, timeout_s=100.0)
+    rows = [(record["name"], record["way"], len(samples.raw_of(record))) for record in found]
+    assert rows == [(name, way, 1) for name in ("rdmatensor", "gloo") for way in ways]
+
+
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.timeout(120)
 def test_each_algorithm_is_the_one_that_is_measured(transport: str) -> None:
