@@ -1,4 +1,4 @@
-"""`pytest bench`: the costs of bench/suite/costs.py against their targets."""
+"""`pytest bench`: costs of bench/suite/costs.py against their targets, and paths with Gloo."""
 
 from __future__ import annotations
 

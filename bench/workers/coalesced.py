@@ -1,7 +1,7 @@
 """One of two processes that sum many small tensors: one by one, and coalesced, and by Gloo.
 
-All take turns in the same processes, on the same tensors, until the time is over. Each sample is one
-pass over all tensors:
+All take turns in the same processes, on the same tensors, until the time is over. Each sample is
+one pass over all tensors:
   one by one          dist.all_reduce() of each
   one by one, async   the same with async_op=True, then wait() of each
   manager             _coalescing_manager() around dist.all_reduce() of each
