@@ -18,7 +18,7 @@ from pathlib import Path
 
 # What a shared object of the wheel may ask the loader for: what every Linux has, and also torch's
 # libraries where torch was loaded before. libibverbs is on no list: it is loaded at run time, and
-# only where it is installed. The loader itself is asked for where threads have variables of their own.
+# only where it is installed. Thread-local variables need the loader itself.
 SYSTEM = re.compile(r"(lib(c|m|dl|rt|pthread|gcc_s)\.so\.\d+|ld-linux[\w-]*\.so\.\d+)")
 LIBRARY = re.compile(r"librdmatensor\.so(\.\d+)?")
 TORCH = re.compile(r"lib(torch(_\w+)?|c10)\.so|libstdc\+\+\.so\.\d+")

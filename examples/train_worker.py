@@ -284,7 +284,7 @@ def peer_paths(backend: str) -> list[PeerPath]:
     if backend != "rdmatensor":
         others = (rank for rank in range(dist.get_world_size()) if rank != me)
         return [PeerPath(me, rank, "tcp", f"all that {backend.title()} has") for rank in others]
-    described = importlib.import_module("rdmatensor").describe()
+    described = importlib.import_module("rdmatensor.distributed").describe()
     return [
         PeerPath(me, int(peer["rank"]), str(peer["path"]), str(peer["reason"]))
         for peer in described["peers"]
