@@ -76,7 +76,8 @@ def create(options: _DistributedBackendOptions, backend_options: object = None) 
         The backend.
 
     Raises:
-        ImportError: The extension was built for another torch.
+        ImportError: The package has no module for the torch that runs, and compiling it failed; or
+            that torch is older than 2.11.
         InvalidArgumentError: A setting is wrong, or the process's context has another value.
         TypeError: The options are another backend's.
         DistBackendError: Another rank failed, or did not come.

@@ -63,9 +63,10 @@ def load(name: str) -> ModuleType:
 def _compiler() -> Compiler:
     missing, compiler = what_is_missing(), find_compiler()
     if missing is not None or compiler is None:
+        other = ", or install one of those torch versions" if build_stamp.BACKENDS else ""
         raise ImportError(
-            f"{_no_module(str(missing))}. To have it, {what_to_install()}, or install one of those "
-            "torch versions; what needs no torch.distributed backend works without"
+            f"{_no_module(str(missing))}. To have it, {what_to_install()}{other}; what needs no "
+            "torch.distributed backend works without"
         )
     return compiler
 

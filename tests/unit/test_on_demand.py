@@ -183,15 +183,27 @@ def test_without_a_cache_the_temporary_folder_serves(
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.parametrize(
+    ("backends", "has", "end"),
+    [
+        (
+            {"_c10d_torch2_0_1.so": "2.0.1 commit x"},
+            r"\(those of torch 2\.0\.1\)",
+            "-dev), or install one of those torch versions;",
+        ),
+        ({}, r"\(none\)", "-dev);"),
+    ],
+)
 def test_without_a_compiler_the_error_says_what_to_install(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+    backends: dict[str, str], has: str, end: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extension, "_loaded", None)
-    monkeypatch.setattr(_build_stamp, "BACKENDS", {"_c10d_torch2_0_1.so": "2.0.1 commit x"})
+    monkeypatch.setattr(_build_stamp, "BACKENDS", backends)
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(ImportError, match=r"those of torch 2\.0\.1.*apt-get install g\+\+ python3"):
+    with pytest.raises(ImportError, match=rf"{has}.*apt-get install g\+\+ python3") as caught:
         extension.load_extension()
+    assert end in str(caught.value)
 
 
 def test_a_module_of_another_commit_is_not_loaded(
