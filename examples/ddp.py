@@ -37,4 +37,6 @@ state = rdmatensor.distributed.describe()
 if rank == 0:
     print(f"path to rank 1: {state['peers'][0]['path']}")
     print(f"tensors allocated in the arena: {state['adopted'][0]['tensors']}")
+    gradients = state["gradients"][0]
+    print(f"gradients in place: {gradients['in_place']}, copied: {gradients['copied']}")
 dist.destroy_process_group()
