@@ -82,6 +82,10 @@ target_link_libraries(rdmatensor_formats PUBLIC ${link_libs})
 set_target_properties(rdmatensor_formats PROPERTIES LINKER_LANGUAGE C)
 if(RDMATENSOR_WHOLE)
     target_link_options(rdmatensor_formats INTERFACE -fno-lto)
+    # Installed: the bytecode is of use to this compiler's version alone.
+    add_custom_command(TARGET rdmatensor_formats POST_BUILD
+        COMMAND "${CMAKE_OBJCOPY}" -R ".gnu.lto_*" -R ".gnu.debuglto_*"
+                "$<TARGET_FILE:rdmatensor_formats>" VERBATIM)
 endif()
 
 # rdmatensor_add_c10d(TARGET PYTHON): a module for the interpreter's torch; adds it to `modules` and

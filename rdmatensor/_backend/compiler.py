@@ -96,7 +96,8 @@ class Compiler:
         made = work / f"{module.name}.so"
         archives = [str(path) for path in module.all_files() if path.suffix == ".a"]
         self._run(
-            *("-shared", "-pthread", "-Wl,-z,now", "-o", str(made)),
+            # An archive may hold bytecode of another compiler, which this one cannot read.
+            *("-shared", "-pthread", "-fno-lto", "-Wl,-z,now", "-o", str(made)),
             *(str(one) for one in objects),
             *archives,
             *(f"-L{one}" for one in module.library_folders),

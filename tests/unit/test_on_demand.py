@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
 import sysconfig
 import threading
 import time
@@ -117,6 +120,33 @@ def test_a_module_is_compiled_once_and_then_found(
     monkeypatch.setenv("PATH", "")  # no compiler: what is there needs none
     assert on_demand.load("tiny").answer == 4
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc, which writes bytecode")
+def test_bytecode_of_another_compiler_is_not_read(
+    module: compiler.Module, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (module.sources / "other.cpp").unlink()
+    source, made = tmp_path / "answer.cpp", tmp_path / "answer.o"
+    source.write_text("int answer() { return 5; }\n")
+    flags = ("-c", "-fPIC", "-flto", "-ffat-lto-objects")
+    subprocess.run(["gcc", *flags, str(source), "-o", str(made)], check=True, timeout=60)
+    (section,) = re.findall(
+        r"\.gnu\.lto_\.lto\.\w+",
+        subprocess.check_output(["objdump", "-h", "-w", str(made)], text=True, timeout=60),
+    )
+    version = tmp_path / "version"
+    dump = ["objcopy", f"--dump-section={section}={version}", str(made)]
+    subprocess.run(dump, check=True, timeout=60)
+    told = version.read_bytes()
+    version.write_bytes(bytes([told[0] + 1]) + told[1:])
+    renew = ["objcopy", f"--update-section={section}={version}", str(made)]
+    subprocess.run(renew, check=True, timeout=60)
+    archive = ["ar", "rcs", str(module.sources / "libanswer.a"), str(made)]
+    subprocess.run(archive, check=True, timeout=60)
+    monkeypatch.setattr(on_demand, "_module", lambda _name: module)
+    monkeypatch.setenv("CXX", "g++")
+    assert on_demand.load("tiny").answer == 5
 
 
 def test_other_sources_are_another_module(
