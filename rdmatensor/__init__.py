@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rdmatensor import errors as errors
     from rdmatensor import metrics as metrics
     from rdmatensor import plan as plan
+    from rdmatensor import ps as ps
     from rdmatensor import symmetric as symmetric
     from rdmatensor import torch as torch
     from rdmatensor import trace as trace
@@ -89,7 +90,7 @@ _MODULES = {
     "types": ("Counters",),
 }
 # Modules that need no import of their own. Of all public names only those of _OF_TORCH need torch.
-_OF_TORCH = ("distributed", "plan", "symmetric", "torch")
+_OF_TORCH = ("distributed", "plan", "ps", "symmetric", "torch")
 _MODULES_BY_NAME = (*_OF_TORCH, "errors", "metrics", "trace")
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
