@@ -71,6 +71,13 @@ def join(
         ...     world.size
         1
     """
+    return _join(*_checked(store, rank, size, job, timeout_s), context, threading.Event())
+
+
+def _checked(
+    store: Store, rank: int, size: int, job: str, timeout_s: float | None
+) -> tuple[Store, int, int, str, float | None]:
+    """Return the arguments of join(); InvalidArgumentError if one is wrong."""
     missing = [name for name in _STORE_CALLS if not callable(getattr(store, name, None))]
     if missing:
         raise invalid(
@@ -86,11 +93,26 @@ def join(
     if not 1 <= len(text_bytes(job, "join", "job")) <= _JOB_BYTES_MAX:
         raise invalid("join", f"job {job!r} must have 1 to {_JOB_BYTES_MAX} bytes")
     wait_s = None if timeout_s is None else seconds(timeout_s, "join")
+    return store, rank, size, job, wait_s
+
+
+def _join(
+    store: Store,
+    rank: int,
+    size: int,
+    job: str,
+    wait_s: float | None,
+    context: Context | None,
+    closed: threading.Event,
+) -> World:
+    """Join; waits end with ClosedError once closed is set."""
     own = Context() if context is None else None
     used = context if context is not None else own
     assert used is not None
     try:
-        return World(store, rank, size, job, used, owns_context=own is not None, wait_s=wait_s)
+        return World(
+            *(store, rank, size, job, used, closed), owns_context=own is not None, wait_s=wait_s
+        )
     except BaseException:
         if own is not None:
             own.close()
@@ -108,7 +130,7 @@ async def join_async(
 ) -> World:
     """Join a job as join() does; waits in a thread of asyncio's.
 
-    If the task is cancelled, the thread goes on, and what it returns is closed.
+    If the task is cancelled, the thread ends soon, and what it made is closed.
 
     Args:
         store: As for join().
@@ -127,20 +149,27 @@ async def join_async(
     Example:
         >>> asyncio.run(join_async(FileStore(folder), 0, 1)).close()
     """
-    joining = asyncio.ensure_future(
-        asyncio.to_thread(join, store, rank, size, job=job, context=context, timeout_s=timeout_s)
-    )
+    arguments = _checked(store, rank, size, job, timeout_s)
+    closed, lock = threading.Event(), threading.Lock()
+    made: list[World] = []
+
+    def run() -> World:
+        world = _join(*arguments, context, closed)
+        with lock:
+            if not closed.is_set():
+                made.append(world)
+                return world
+        world.close()
+        raise ClosedError("RDT_ECLOSED", "join", "the task that joined was cancelled")
+
     try:
-        return await asyncio.shield(joining)
+        return await asyncio.to_thread(run)
     except asyncio.CancelledError:
-        joining.add_done_callback(_close_unwanted)
+        with lock:
+            closed.set()  # ends the thread, which closes what it makes from here on
+        for world in made:
+            threading.Thread(target=world.close, name="rdmatensor close").start()
         raise
-
-
-def _close_unwanted(joining: asyncio.Future[World]) -> None:
-    """Close the World of a task that was cancelled while it joined."""
-    if not joining.cancelled() and joining.exception() is None:
-        joining.result().close()
 
 
 class World:
@@ -171,6 +200,7 @@ class World:
         size: int,
         job: str,
         context: Context,
+        closed: threading.Event,
         *,
         owns_context: bool,
         wait_s: float | None,
@@ -179,13 +209,14 @@ class World:
         self._store, self._owns_context = PatientStore(store), owns_context
         self._timeout_s = context.settings.timeout_s if wait_s is None else wait_s
         self._lock = threading.Lock()  # guards the endpoints; never held while waiting
-        self._is_closed = False
+        self._closed = closed  # ends waits for ranks that have not joined
         self._look_after_s = 0.0
         self._addresses: dict[int, bytes] = {}
         self._endpoints: dict[int, Endpoint] = {}
         self._groups: list[Group] = []
+        self.job = job
         self._root = f"rdmatensor/{job}/root"
-        root = self._made = self._publish_root() if rank == 0 else self._read_root()
+        root = self._run = self._publish_root() if rank == 0 else self._read_root()
         self._prefix = f"rdmatensor/{job}/{root['incarnation']}"
         self.job = f"{job}.{root['incarnation']}"
         try:
@@ -218,7 +249,10 @@ class World:
 
     def _read_root(self) -> dict[str, object]:
         wanted = {self._root: "rank 0"}
-        wait_for(self._store, wanted, self._timeout_s, "join", has=records.has_root)
+        wait_for(
+            *(self._store, wanted, self._timeout_s, "join", self._check_open),
+            has=records.has_root,
+        )
         return records.read_root(self._ask(lambda store: store.get(self._root)))
 
     def _check_size(self, root: dict[str, object]) -> None:
@@ -293,8 +327,11 @@ class World:
         return endpoint
 
     def _check_open(self) -> None:
-        if self._is_closed or self.context.is_closed:
-            raise ClosedError("RDT_ECLOSED", "join", f"the World of job {self.job!r} was closed")
+        if self._closed.is_set() or self.context.is_closed:
+            raise self._closed_error()
+
+    def _closed_error(self) -> ClosedError:
+        return ClosedError("RDT_ECLOSED", "join", f"the World of job {self.job!r} was closed")
 
     async def endpoint_async(self, rank: int) -> Endpoint:
         """Return the endpoint of a rank as endpoint(); waits in a thread of asyncio's.
@@ -422,8 +459,12 @@ class World:
             blobs=blobs,
             timeout_s=self._timeout_s,
         )
-        self._groups = [*(old for old in self._groups if not old.is_closed), group]
-        return group
+        with self._lock:
+            if not self._closed.is_set():
+                self._groups = [*(old for old in self._groups if not old.is_closed), group]
+                return group
+        group.close()  # close() did not see it
+        raise self._closed_error()
 
     async def group_async(self, name: str, ranks: list[int] | None = None) -> Group:
         """Make a group as group(); waits in a thread of asyncio's.
@@ -450,13 +491,36 @@ class World:
         for start in range(0, len(missing), BATCH):
             batch = {self._key(rank): f"rank {rank}" for rank in missing[start : start + BATCH]}
             left_s = max(0.0, deadline_s - time.monotonic())
-            wait_for(self._store, batch, left_s, "join", self._check_open)
-            values = self._ask(partial(records.values, list(batch)))
+            wait_for(
+                *(self._store, batch, left_s, "join", self._check_open), has=self._are_there_or_over
+            )
+            values = self._ask(partial(records.found, list(batch)))
+            if not values:
+                raise self._run_is_over()
             for rank, value in zip(missing[start : start + BATCH], values, strict=True):
                 self._addresses[rank] = records.read_address(rank, value)
         if len(ranks) == 1 and missing:
             self._fetch_neighbours(ranks[0])
         return {rank: self._addresses[rank] for rank in ranks}
+
+    def _are_there_or_over(self, store: Store, keys: list[str]) -> bool:
+        """Return whether the keys are there, or will not come: rank 0 has begun another run."""
+        if store.check(keys):
+            return True
+        now_s = time.monotonic()
+        if now_s < self._look_after_s:
+            return False
+        self._look_after_s = now_s + _LOOK_S
+        return records.is_replaced(store, self._root, self._run)
+
+    def _run_is_over(self) -> PeerError:
+        error = PeerError(
+            "RDT_EPEER",
+            "join",
+            f"rank 0 has begun another run than {self.job!r}, which this rank joined: join again",
+        )
+        error.rank = 0
+        return error
 
     def _fetch_neighbours(self, rank: int) -> None:
         first = rank // BATCH * BATCH
@@ -499,14 +563,14 @@ class World:
         self._end(None)
 
     def _end(self, error: BaseException | None) -> None:
-        if error is not None and not self._is_closed:
+        if error is not None and not self._closed.is_set():
             self._leave_word(error)
-        self._is_closed = True  # ends waits for ranks that have not joined
-        for group in self._groups:
-            group.close()
-        self._groups.clear()
         with self._lock:
+            self._closed.set()
+            groups, self._groups = self._groups, []
             endpoints, self._endpoints = self._endpoints, {}
+        for group in groups:
+            group.close()
         for endpoint in endpoints.values():
             endpoint.close()
         self.context._set_peers(None)
@@ -523,7 +587,7 @@ class World:
         if not has_failed:
             store.delete_key(self._key(self.rank))
         if self.rank == 0:
-            records.withdraw_root(store, self._root, self._made)
+            records.withdraw_root(store, self._root, self._run)
 
     def __enter__(self) -> World:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -38,6 +39,7 @@ from rdmatensor.types import DTypeLike, SlotKind, TensorLike, TransportName
 
 _NO_NOTIFY: int = lib.RDT_NOTIFY_NONE
 NOTIFY_MAX: int = lib.RDT_NOTIFY_MAX
+_LOOK_S = 0.5
 
 
 class WriteBatch:
@@ -289,12 +291,15 @@ class Endpoint(Closable):
             >>> endpoint.transport
             'shm'
         """
+        self._wait_ready(timeout_s, self._look_for_leaving)
+
+    def _wait_ready(self, timeout_s: float | None, look: Callable[[], None] | None) -> None:
         err = new_error()
 
         def attempt(slice_ns: int) -> int:
             status: int = lib.rdt_endpoint_wait_ready(self._ptr("wait_ready"), slice_ns, err)
-            if status == TIMED_OUT and self._look_for_leaving is not None:
-                self._look_for_leaving()
+            if status == TIMED_OUT and look is not None:
+                look()
             return status
 
         self._core.waiters.wait(
@@ -318,7 +323,22 @@ class Endpoint(Closable):
             >>> asyncio.run(endpoint.wait_ready_async(timeout_s=10))
         """
         limit_s = timeout_s_of(timeout_s, self._core.timeout_s, "wait_ready")
-        await until(partial(self.wait_ready, 0.0), limit_s)
+        waiting = asyncio.ensure_future(until(partial(self._wait_ready, 0.0, None), limit_s))
+        looking = asyncio.ensure_future(self._look_async())
+        try:
+            await asyncio.wait({waiting, looking}, return_when=asyncio.FIRST_COMPLETED)
+            (waiting if waiting.done() else looking).result()
+        finally:
+            for task in (waiting, looking):
+                if not task.cancel() and not task.cancelled():
+                    task.exception()  # taken, or asyncio would log it
+
+    async def _look_async(self) -> None:
+        """Look for a peer's message that it gave up, in a thread; returns by its exception only."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self._look_for_leaving is not None:
+                await asyncio.to_thread(self._look_for_leaving)
 
     def write(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
@@ -191,8 +192,12 @@ class FileStore:
             b'value'
         """
         limit_s = seconds(timeout_s, "FileStore.get")
-        wait_for(self, {key: f"key {key!r}"}, limit_s, "FileStore.get")
-        return self._file(key).read_bytes()
+        deadline_s = time.monotonic() + limit_s
+        while True:  # the key may be deleted between the wait and the reading
+            left_s = max(0.0, deadline_s - time.monotonic())
+            wait_for(self, {key: f"key {key!r}"}, left_s, "FileStore.get")
+            with contextlib.suppress(FileNotFoundError):
+                return self._file(key).read_bytes()
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all the keys exist.

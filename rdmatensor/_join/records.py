@@ -58,6 +58,19 @@ def has_root(store: Store, keys: list[str]) -> bool:
     return store.check(keys) and not any(is_abandoned(store, key) for key in keys)
 
 
+def is_replaced(store: Store, key: str, root: dict[str, object]) -> bool:
+    """Return whether the store has the root of another run."""
+    if not store.check([key]):
+        return False
+    try:
+        value = store.get(key, 0.0) if isinstance(store, FileStore) else store.get(key)
+        return read_root(value)["incarnation"] != root["incarnation"]
+    except TransferTimeoutError:  # it was deleted meanwhile
+        return False
+    except ProtocolError:  # something else uses the key
+        return True
+
+
 def is_abandoned(store: Store, key: str) -> bool:
     """Return whether the root was set by a process of this host that has ended: it was killed."""
     if not isinstance(store, FileStore):  # other stores end with the process that hosts them
@@ -86,8 +99,9 @@ def publish_root(store: Store, key: str, root: dict[str, object]) -> None:
 
 
 def withdraw_root(store: Store, key: str, root: dict[str, object]) -> None:
-    """Delete the root and give up its lease."""
-    store.delete_key(key)
+    """Delete the root, unless a later run has set its own, and give up its lease."""
+    if store.check([key]) and not is_replaced(store, key, root):
+        store.delete_key(key)
     if isinstance(store, FileStore):
         store._give_lease(lease_of(key, root))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from rdmatensor import (
     Context,
     FileStore,
     MismatchError,
+    PeerError,
     Settings,
     TransferTimeoutError,
-    World,
     join_async,
 )
 
@@ -165,23 +166,96 @@ def test_a_job_is_joined_in_the_loop(settings: Settings, tmp_path: Path) -> None
     run(main())
 
 
-def test_what_a_cancelled_join_returns_is_closed(settings: Settings, tmp_path: Path) -> None:
+def test_a_join_that_is_cancelled_ends_soon(settings: Settings, tmp_path: Path) -> None:
+    """asyncio.run() ends its threads before it returns, and would wait for the deadline."""
+
+    async def main(context: Context) -> None:
+        joining = asyncio.create_task(
+            join_async(FileStore(tmp_path), 1, 2, context=context, timeout_s=30)
+        )
+        await asyncio.sleep(0.1)
+        joining.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await joining
+
+    with Context(settings) as context:
+        start_s = time.monotonic()
+        run(main(context))
+        assert time.monotonic() - start_s < 5
+        assert "job" not in context.describe()
+
+
+class SlowStore(FileStore):
+    """Holds up the last step of join() until it may go on."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.is_reached, self.may_go_on = threading.Event(), threading.Event()
+
+    def set(self, key: str, value: str | bytes) -> None:
+        super().set(key, value)
+        if key.endswith("/0"):
+            self.is_reached.set()
+            assert self.may_go_on.wait(30)
+
+
+@pytest.mark.parametrize("goes_on", ["after the cancellation", "before it"])
+def test_what_a_cancelled_join_made_is_closed(
+    settings: Settings, tmp_path: Path, goes_on: str
+) -> None:
+    store = SlowStore(tmp_path)
+
+    async def main(context: Context) -> None:
+        joining = asyncio.create_task(join_async(store, 0, 1, context=context))
+        while not store.is_reached.is_set():
+            await asyncio.sleep(0.01)
+        if goes_on == "before it":
+            store.may_go_on.set()
+            time.sleep(0.3)  # the thread ends, and the loop has not seen it
+        joining.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await joining
+        store.may_go_on.set()
+
+    with Context(settings) as context:
+        run(main(context))
+        end_s = time.monotonic() + 10
+        while _keys(tmp_path) and time.monotonic() < end_s:
+            time.sleep(0.01)
+        assert _keys(tmp_path) == []
+
+
+def test_a_store_that_is_slow_does_not_stop_the_loop(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
-        with Context(settings) as context:
-            joining = asyncio.create_task(
-                join_async(FileStore(tmp_path), 1, 2, context=context, timeout_s=10)
-            )
-            await asyncio.sleep(0.1)
-            joining.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await joining
-            with Context(settings) as first:
-                world: World = await join_async(FileStore(tmp_path), 0, 2, context=first)
-                while "job" not in context.describe():
-                    await asyncio.sleep(0.01)
-                while any(name.endswith("/1") for name in _keys(tmp_path)):
-                    await asyncio.sleep(0.01)
-                world.close()
+        with Context(settings) as one, Context(settings) as other:
+            one.add_job(rank=0)
+            endpoint = one.connect(other.address, rank=1)
+            looks: list[int] = []
+
+            def look() -> None:
+                looks.append(1)
+                time.sleep(0.5)
+                if len(looks) == 2:
+                    raise PeerError("RDT_EPEER", "join", "rank 1 left")
+
+            def never(_timeout_s: float, look: Callable[[], None] | None) -> None:
+                if look is not None:
+                    look()
+                raise TransferTimeoutError("RDT_ETIMEDOUT", "wait_ready", "not yet")
+
+            monkeypatch.setattr(endpoint, "_look_for_leaving", look)
+            monkeypatch.setattr(endpoint, "_wait_ready", never)
+            waiting = asyncio.create_task(endpoint.wait_ready_async(timeout_s=20))
+            longest_s = 0.0
+            while not waiting.done():
+                start_s = time.monotonic()
+                await asyncio.sleep(0.001)
+                longest_s = max(longest_s, time.monotonic() - start_s)
+            with pytest.raises(PeerError, match="rank 1 left"):
+                await waiting
+            assert longest_s < 0.4
 
     run(main())
 

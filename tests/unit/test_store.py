@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from rdmatensor import (
     ClosedError,
     Context,
     FileStore,
+    Group,
     InvalidArgumentError,
     PeerError,
     Settings,
@@ -57,6 +59,26 @@ def test_get_waits_and_has_a_deadline(store: FileStore) -> None:
     with pytest.raises(TransferTimeoutError, match=r"key 'never' within 0\.200 s"):
         store.get("never", timeout_s=0.2)
     assert 0.2 <= time.monotonic() - start_s < 1
+
+
+def test_a_key_that_is_deleted_before_it_is_read_is_waited_for(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.set("k", "first")
+    check = store.check
+
+    def check_and_delete(keys: Sequence[str]) -> bool:
+        found = check(keys)
+        store.delete_key("k")
+        return found
+
+    monkeypatch.setattr(store, "check", check_and_delete)
+    threading.Timer(0.2, monkeypatch.undo).start()
+    threading.Timer(0.3, store.set, ("k", "second")).start()
+    assert store.get("k", timeout_s=10) == b"second"
+    monkeypatch.setattr(store, "check", check_and_delete)
+    with pytest.raises(TransferTimeoutError, match="key 'k'"):
+        store.get("k", timeout_s=0.2)
 
 
 @pytest.mark.parametrize("wrong", ["5", True, -1, float("nan")])
@@ -249,3 +271,56 @@ def test_a_lease_of_a_living_process_is_given_up(tmp_path: Path) -> None:
     assert not lease.is_abandoned(path, host), "the child closed its copy, not the parent's"
     lease.give(path)
     assert not path.exists()
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return Settings(transport="shm", loopback=True, arena_mib=1)
+
+
+class OfAnotherHost(FileStore):
+    """A store that cannot tell whether the process that set a root still lives."""
+
+    def _is_abandoned(self, _name: str, _host: object) -> bool:
+        return False
+
+
+def test_a_run_that_ends_leaves_the_root_of_the_next(settings: Settings, tmp_path: Path) -> None:
+    store = OfAnotherHost(tmp_path / "job")
+    with Context(settings) as one, Context(settings) as two:
+        old = join(store, 0, 1, context=one)
+        with join(store, 0, 1, context=two):
+            old.close()
+            assert store.check(["rdmatensor/default/root"])
+        assert not store.check(["rdmatensor/default/root"])
+
+
+def test_a_rank_of_a_dead_run_notices_the_next(settings: Settings, tmp_path: Path) -> None:
+    store = OfAnotherHost(tmp_path / "job")
+    with Context(settings) as one, Context(settings) as two, Context(settings) as late:
+        dead = join(store, 0, 2, context=one)
+        world = join(store, 1, 2, context=late, timeout_s=30)
+        store.delete_key(dead._key(0))
+        threading.Timer(0.2, lambda: join(store, 0, 2, context=two)).start()
+        start_s = time.monotonic()
+        with pytest.raises(PeerError, match=r"rank 0 has begun another run .* join again"):
+            world.endpoint(0)
+        assert time.monotonic() - start_s < 10
+
+
+def test_a_group_made_while_its_world_closes_is_closed(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Group] = []
+    with Context(settings) as context:
+        world = join(FileStore(tmp_path / "job"), 0, 1, context=context)
+
+        def make(*args: Any, **options: Any) -> Group:
+            made.append(Group(*args, **options))
+            world.close()
+            return made[0]
+
+        monkeypatch.setattr("rdmatensor.bootstrap.Group", make)
+        with pytest.raises(ClosedError):
+            world.group("late")
+        assert made[0].is_closed
