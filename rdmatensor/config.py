@@ -139,12 +139,14 @@ class Options:
         """Raise InvalidArgumentError if a field that is given has another value in settings."""
         for name, value in self._given().items():
             found = getattr(settings, name)
-            if found != value and name != "loopback":  # it is set where all ranks share a host
+            is_narrower = name == "loopback" and found is True  # all ranks share the host
+            if found != value and not is_narrower:
                 shown = "" if name == "secret" else f": {found!r}, not {value!r}"
                 raise invalid(
                     "Options",
                     f"the process's context is open with another {name}{shown}; give the options "
-                    "to the first group of the process",
+                    f"to the first group of the process, or set {PREFIX}{name.upper()} before "
+                    "anything opens the context",
                 )
 
     def _given(self) -> dict[str, object]:

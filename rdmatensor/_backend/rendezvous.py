@@ -52,7 +52,9 @@ def open_and_meet(
 
 
 def _with_loopback(found: config.Settings, is_local: bool) -> config.Settings:
-    return replace(found, loopback=is_local and found.addr is None and found.ifname is None)
+    # An address or an interface that is named decides; both that and loopback: C compares them.
+    is_free = found.addr is None and found.ifname is None
+    return replace(found, loopback=found.loopback or (is_local and is_free))
 
 
 def _launched_on_one_host(size: int) -> bool | None:

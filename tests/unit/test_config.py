@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rdmatensor import InvalidArgumentError, Settings
+from rdmatensor import Context, InvalidArgumentError, Settings
 from rdmatensor._config.variables import NATIVE_NAMES, NATIVE_VARIABLES, VARIABLES
 from rdmatensor.config import FOREIGN_NAMES, Options, check_native, from_environment
 
@@ -241,6 +242,34 @@ def test_options_replace_their_variables_only() -> None:
     assert "hush" not in repr(Options(secret=b"hush"))
     with pytest.raises(InvalidArgumentError, match="arena_mib=0"):
         Options(arena_mib=0)
+
+
+def test_options_ask_for_loopback_of_an_open_context() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"another loopback: False.*RDMATENSOR_LOOPBACK"):
+        Options(loopback=True)._check_match(Settings())
+    Options(loopback=True)._check_match(Settings(loopback=True))
+    # Chosen where all ranks share a host.
+    Options(loopback=False)._check_match(Settings(loopback=True))
+
+
+@pytest.mark.parametrize("wish", [{"addr": "192.0.2.1"}, {"ifname": "eth9"}])
+def test_loopback_and_another_address_are_refused(
+    wish: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendezvous = pytest.importorskip("rdmatensor._backend.rendezvous")
+    options = Options(loopback=True, arena_mib=1, **wish)  # type: ignore[arg-type]
+    opened: list[Settings] = []
+
+    def default_context(settings: Callable[[], Settings]) -> Context:
+        opened.append(settings())
+        return Context(opened[0])
+
+    monkeypatch.setattr(rendezvous, "default_context", default_context)
+    with pytest.raises(InvalidArgumentError, match=r"RDMATENSOR_(LOOPBACK|ADDR|IFNAME)"):
+        rendezvous.open_and_meet(lambda: None, 1, options)
+    assert opened[0].loopback
+    assert rendezvous._with_loopback(Settings(), True).loopback
+    assert not rendezvous._with_loopback(Settings(addr="127.0.0.1"), True).loopback
 
 
 def test_options_have_the_fields_of_settings() -> None:
