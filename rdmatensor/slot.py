@@ -51,10 +51,10 @@ class SlotTensor:
     (`torch.from_dlpack(received)`), without a copy.
 
     Ownership:
-        The memory is the slot's, yours until release(): then the sender may write it.
+        The memory is the slot's, yours until release(): then the sender may write it, and this
+        object gives it no more. An array that was taken before stays a view of that memory.
 
     Attributes:
-        array: A numpy array over the slot's memory.
         epoch: The number of the tensor in its slot, from 1.
 
     Example:
@@ -64,13 +64,23 @@ class SlotTensor:
         >>> received.release()
     """
 
-    __slots__ = ("_is_released", "_slot", "array", "epoch")
+    __slots__ = ("_array", "_is_released", "_slot", "epoch")
 
     def __init__(self, slot: SlotReceiver, array: Array, epoch: int) -> None:
         self._slot = slot
-        self.array = array
+        self._array = array
         self.epoch = epoch
         self._is_released = False
+
+    @property
+    def array(self) -> Array:
+        """A numpy array over the slot's memory; ClosedError once the memory is the sender's."""
+        if self._is_released or self._slot._handle.ptr is None:
+            what = "this tensor was released" if self._is_released else "the slot was closed"
+            raise errors.ClosedError(
+                "RDT_ECLOSED", "array", f"slot {self._slot.name!r}: {what}, so its memory is gone"
+            )
+        return self._array
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -111,7 +121,7 @@ class SlotTensor:
         return cast("object", array.__dlpack__(**options))
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return cast("tuple[int, int]", self.array.__dlpack_device__())
+        return cast("tuple[int, int]", self._array.__dlpack_device__())
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
@@ -132,7 +142,7 @@ class SlotTensor:
 
     def __repr__(self) -> str:
         state = "released" if self._is_released else f"epoch {self.epoch}"
-        return f"<SlotTensor of {self._slot.name!r}: {self.array.shape}, {state}>"
+        return f"<SlotTensor of {self._slot.name!r}: {self._array.shape}, {state}>"
 
 
 class SlotReceiver(Closable):
@@ -253,10 +263,13 @@ class SlotReceiver(Closable):
         return self
 
     async def __anext__(self) -> SlotTensor:
-        """Return the next tensor; the iteration ends when this side is closed."""
-        if self._handle.ptr is None:
-            raise StopAsyncIteration
-        return await self.get_async()
+        """Return the next tensor; no deadline. The iteration ends when this side is closed."""
+        try:
+            return await until(partial(self.get, 0.0), math.inf)
+        except errors.ClosedError:
+            if self._handle.ptr is not None:
+                raise
+            raise StopAsyncIteration from None
 
     def _array_of(self, view: CData) -> Array:
         if self.kind != "static":

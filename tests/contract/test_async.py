@@ -85,6 +85,20 @@ def test_a_slot_is_an_asynchronous_iterator(pair: Pair) -> None:
     run(main())
 
 
+def test_an_iteration_has_no_deadline_and_ends_at_close(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        slot = pair.right.recv_slot("s", 4, src=pair.to_left)
+        monkeypatch.setattr(slot._core, "timeout_s", 0.05)
+        asyncio.get_running_loop().call_later(0.3, slot.close)
+        start_s = time.monotonic()
+        assert [received async for received in slot] == []
+        assert time.monotonic() - start_s >= 0.3
+
+    run(main())
+
+
 def test_a_cancelled_wait_takes_nothing(pair: Pair) -> None:
     async def main() -> None:
         slot = pair.right.recv_slot("s", 4, src=pair.to_left)

@@ -333,6 +333,30 @@ def test_what_a_slot_gives_is_an_array(pair: Pair) -> None:
         received.release()
 
 
+@pytest.mark.parametrize("end", ["released", "closed"])
+def test_memory_that_is_the_sender_s_again_is_not_given(pair: Pair, end: str) -> None:
+    slot = pair.right.recv_slot("s", 2, src=pair.to_left)
+    sender = pair.to_right.send_slot("s", 2)
+    sender.put(np.ones(2, np.float32)).wait()
+    received = slot.get(timeout_s=10)
+    assert received.array.sum() == 2
+    if end == "released":
+        received.release()
+    else:
+        slot.close()
+    for use in (
+        lambda: received.array,
+        lambda: np.asarray(received),
+        lambda: received.__dlpack__(),
+        lambda: received.tensor,
+        lambda: received.__enter__(),
+    ):
+        with pytest.raises(ClosedError, match=end):
+            use()
+    sender.close()
+    slot.close()
+
+
 def test_sizes_one_by_one_are_refused(pair: Pair) -> None:
     with pytest.raises(InvalidArgumentError, match=r"empty\(2, 3\): give the shape as one tuple"):
         pair.left.empty(2, 3)  # type: ignore[arg-type]
