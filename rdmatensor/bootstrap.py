@@ -12,8 +12,8 @@ from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
-from rdmatensor._join import records
-from rdmatensor._native.arguments import invalid, seconds, text_bytes, whole
+from rdmatensor._join import arguments, records
+from rdmatensor._native.arguments import invalid, whole
 from rdmatensor.context import DEFAULT_JOB, Context
 from rdmatensor.endpoint import Endpoint
 from rdmatensor.errors import ClosedError, MismatchError, PeerError
@@ -25,10 +25,8 @@ from rdmatensor.types import DTypeLike, SlotKind
 
 # Addresses of this many neighbours are fetched with one request.
 BATCH = 64
-_STORE_CALLS = ("set", "get", "check", "multi_get", "delete_key")
 _LOOK_S = 0.5
 _LAST_WORDS_S = 2.0  # for the store to take the last message of a rank that leaves
-_JOB_BYTES_MAX = 63 - 2 * records.INCARNATION_BYTES - 1  # the C library's job id has 63 in all
 
 T = TypeVar("T")
 
@@ -71,29 +69,7 @@ def join(
         ...     world.size
         1
     """
-    return _join(*_checked(store, rank, size, job, timeout_s), context, threading.Event())
-
-
-def _checked(
-    store: Store, rank: int, size: int, job: str, timeout_s: float | None
-) -> tuple[Store, int, int, str, float | None]:
-    """Return the arguments of join(); InvalidArgumentError if one is wrong."""
-    missing = [name for name in _STORE_CALLS if not callable(getattr(store, name, None))]
-    if missing:
-        raise invalid(
-            "join",
-            f"store={store!r} has no {missing[0]}(): give it a FileStore(path), the same folder "
-            "for all ranks, or a torch.distributed.Store",
-        )
-    rank, size = whole(rank, "join", "rank"), whole(size, "join", "size")
-    if size < 1:
-        raise invalid("join", f"size {size} is not 1 or more")
-    if not 0 <= rank < size:
-        raise invalid("join", f"rank {rank} is not from 0 to {size - 1}")
-    if not 1 <= len(text_bytes(job, "join", "job")) <= _JOB_BYTES_MAX:
-        raise invalid("join", f"job {job!r} must have 1 to {_JOB_BYTES_MAX} bytes")
-    wait_s = None if timeout_s is None else seconds(timeout_s, "join")
-    return store, rank, size, job, wait_s
+    return _join(*arguments.checked(store, rank, size, job, timeout_s), context, threading.Event())
 
 
 def _join(
@@ -149,12 +125,12 @@ async def join_async(
     Example:
         >>> asyncio.run(join_async(FileStore(folder), 0, 1)).close()
     """
-    arguments = _checked(store, rank, size, job, timeout_s)
+    checked = arguments.checked(store, rank, size, job, timeout_s)
     closed, lock = threading.Event(), threading.Lock()
     made: list[World] = []
 
     def run() -> World:
-        world = _join(*arguments, context, closed)
+        world = _join(*checked, context, closed)
         with lock:
             if not closed.is_set():
                 made.append(world)

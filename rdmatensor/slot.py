@@ -5,6 +5,8 @@ its side with Endpoint.send_slot() and sends tensors with put(), or writes them 
 calls post().
 """
 
+# over budget: both sides of a slot and what passes between them are one protocol
+
 from __future__ import annotations
 
 import importlib

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -15,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rdmatensor._backend import cgroup
+
 _CANDIDATES = ("c++", "g++", "clang++")
 _FLAGS = (
     *("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-pthread"),
@@ -22,6 +26,7 @@ _FLAGS = (
 )
 # What the compiler needs for one file that includes all of torch.
 _FILE_BYTES = 1 << 31
+_VERSION_S = 60.0  # for a compiler to say its version
 _NOTES = 8  # times that progress is said
 
 
@@ -124,9 +129,14 @@ class Compiler:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
+                start_new_session=True,  # its parts, which do the work, are ended with it
             )
             self._running.add(running)
-        said, _ = running.communicate()
+        try:
+            said, _ = running.communicate()
+        except BaseException:  # Ctrl-C, while it links
+            self._stop()
+            raise
         with self._lock:
             self._running.discard(running)
         if running.returncode != 0 and not self._is_stopped:
@@ -137,26 +147,41 @@ class Compiler:
         with self._lock:
             self._is_stopped = True
             for running in self._running:
-                running.terminate()
+                if running.poll() is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(running.pid, signal.SIGTERM)
 
 
 def find_compiler() -> Compiler | None:
     """Return the compiler of $CXX, or the first of c++, g++ and clang++; None if there is none."""
-    named = shlex.split(os.environ.get("CXX", ""))
+    named = _named()
     for command in [named] if named else [[one] for one in _CANDIDATES]:
-        if shutil.which(command[0]) is None:
-            continue
-        said = subprocess.run(
-            [*command, "--version"], capture_output=True, text=True, timeout=60, check=False
-        )
-        if said.returncode == 0:
+        if _does_run(command):
             return Compiler(tuple(command))
     return None
+
+
+def _named() -> list[str]:
+    return shlex.split(os.environ.get("CXX", ""))
+
+
+def _does_run(command: list[str]) -> bool:
+    if shutil.which(command[0]) is None:
+        return False
+    try:
+        said = subprocess.run(
+            [*command, "--version"], capture_output=True, timeout=_VERSION_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return said.returncode == 0
 
 
 def what_is_missing() -> str | None:
     """Return what a module cannot be compiled without and is absent, in words; None if nothing."""
     if find_compiler() is None:
+        if _named():
+            return f"$CXX, {shlex.join(_named())!r}, does not run"
         return "a C++ compiler to make one is missing"
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         return "Python.h, which making one needs, is absent"
@@ -174,6 +199,9 @@ def what_to_install() -> str:
 
 def _files_at_once() -> int:
     """Return how many files to compile at once, by cores and by memory."""
-    found = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    by_memory = int(found[1]) * 1024 // _FILE_BYTES if found else 1
-    return max(1, min(len(os.sched_getaffinity(0)), by_memory))
+    files = cgroup.RootFiles()
+    found = re.search(r"^MemAvailable: +(\d+) kB$", files.text("proc/meminfo") or "", re.MULTILINE)
+    available_bytes = int(found[1]) * 1024 if found else _FILE_BYTES
+    limit_bytes = cgroup.memory_limit_bytes(files)
+    usable_bytes = min(available_bytes, limit_bytes or available_bytes)
+    return max(1, min(len(os.sched_getaffinity(0)), usable_bytes // _FILE_BYTES))

@@ -8,10 +8,12 @@ the cache whole or not at all. What happens is said on standard error.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import importlib.util
 import os
+import platform
 import shutil
 import stat
 import sys
@@ -39,6 +41,9 @@ from rdmatensor._backend.prebuilt import identity_of
 _PACKAGE = Path(cffi_module.__file__).parent
 _POLL_S = 0.2
 _SAY_EVERY_S = 30.0
+_WAIT_S = 1800.0  # for another process that compiles
+_MAKING = "making-"
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # some network file systems
 
 
 def load(name: str) -> ModuleType:
@@ -103,7 +108,8 @@ def _module(name: str) -> Module:
 def _key(module: Module) -> str:
     """Return the name of a folder for all that the module depends on."""
     digest = hashlib.sha256()
-    said = (build_stamp.VERSION, torch.__version__, identity_of(torch))
+    # A folder may be shared by hosts whose C libraries differ.
+    said = (build_stamp.VERSION, torch.__version__, identity_of(torch), *platform.libc_ver())
     for text in (*said, *module.defines, str(sysconfig.get_config_var("EXT_SUFFIX"))):
         digest.update(f"{text}\0".encode())
     headers = sorted((_PACKAGE / "include").glob("*.h"))
@@ -139,31 +145,65 @@ def cache_folder() -> Path:
 
 def _make(module: Module, compiler: Compiler, path: Path) -> None:
     """Compile the module to `path`, or wait for the process that does."""
-    began = time.time()
     failed = path.parent.with_suffix(".failed.log")
-    with _locked(path.parent.with_suffix(".lock")):
+    failed_before = _state_of(failed)
+    with _locked(path.parent.with_suffix(".lock")) as is_alone:
         if path.exists():
             return
         # The same failure again, for each rank of a host, would take minutes each time.
-        if failed.exists() and failed.stat().st_mtime >= began:
+        if _state_of(failed) not in (None, failed_before):
             raise ImportError(_failed(failed))
-        work = Path(tempfile.mkdtemp(prefix="making-", dir=path.parent.parent))
+        if is_alone:
+            _remove_leftovers(path.parent.parent, path.parent.name)
         try:
-            _say(
-                f"this package lacks a backend for torch {torch.__version__}: compiling it "
-                f"with {compiler.words} into {path.parent}, once, which takes minutes"
-            )
-            made = compiler.make(module, work, _say)
-            done = work / "done"
-            done.mkdir()
-            made.rename(done / path.name)
-            done.rename(path.parent)
-            _say(f"compiled in {time.time() - began:.0f} s")
+            _compile(module, compiler, path)
         except CompileError as error:
+            failed.unlink(missing_ok=True)
             failed.write_text(str(error), encoding="utf-8")
             raise ImportError(_failed(failed)) from None
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+        except OSError as error:
+            raise ImportError(
+                f"rdmatensor's backend for torch {torch.__version__} cannot be compiled with "
+                f"{compiler.words} into {path.parent}: {error}"
+            ) from error
+
+
+def _compile(module: Module, compiler: Compiler, path: Path) -> None:
+    began_s = time.monotonic()
+    folder = path.parent
+    work = Path(tempfile.mkdtemp(prefix=f"{_MAKING}{folder.name}-", dir=folder.parent))
+    try:
+        _say(
+            f"this package lacks a backend for torch {torch.__version__}: compiling it "
+            f"with {compiler.words} into {folder}, once, which takes minutes"
+        )
+        made = compiler.make(module, work, _say)
+        done = work / "done"
+        done.mkdir()
+        made.rename(done / path.name)
+        try:
+            done.rename(folder)
+        except OSError:
+            if not path.exists():  # made meanwhile, where no lock held this process back
+                raise
+        _say(f"compiled in {time.monotonic() - began_s:.0f} s")
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _remove_leftovers(cache: Path, key: str) -> None:
+    """Remove what processes that were killed left of this module; the lock is held."""
+    for old in cache.glob(f"{_MAKING}{key}-*"):
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _state_of(file: Path) -> tuple[int, int] | None:
+    """Return what changes whenever the file is written; None if it is absent."""
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _failed(log: Path) -> str:
@@ -179,20 +219,36 @@ def _failed(log: Path) -> str:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock, which the kernel takes from a process that ends."""
+def _locked(path: Path) -> Iterator[bool]:
+    """Hold the lock, which the kernel takes from a process that ends; False: there are no locks.
+
+    ImportError if another process holds it for too long.
+    """
+    began_s = time.monotonic()
     with path.open("w") as file:
-        said = time.monotonic() - _SAY_EVERY_S
+        said_s = began_s - _SAY_EVERY_S
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_alone = True
                 break
             except BlockingIOError:
-                if time.monotonic() - said >= _SAY_EVERY_S:
-                    said = time.monotonic()
+                now_s = time.monotonic()
+                if now_s - began_s >= _WAIT_S:
+                    raise ImportError(
+                        f"another process has held {path} for {_WAIT_S:.0f} s, to compile "
+                        "rdmatensor's backend: end it, and start again"
+                    ) from None
+                if now_s - said_s >= _SAY_EVERY_S:
+                    said_s = now_s
                     _say("another process compiles the backend: waiting for it")
                 time.sleep(_POLL_S)
-        yield
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                is_alone = False  # each process compiles, and one's module stays
+                break
+        yield is_alone
 
 
 def _import(full_name: str, path: Path) -> ModuleType:

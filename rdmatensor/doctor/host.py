@@ -10,8 +10,8 @@ import re
 import struct
 from collections.abc import Iterator
 
+from rdmatensor._backend import cgroup
 from rdmatensor._observe.describe_text import size_text
-from rdmatensor.doctor import cgroup
 from rdmatensor.doctor.finding import Finding, broken, ok, slower
 from rdmatensor.doctor.machine import Machine, numbers_of
 

@@ -347,9 +347,9 @@ def test_memory_that_is_the_sender_s_again_is_not_given(pair: Pair, end: str) ->
     for use in (
         lambda: received.array,
         lambda: np.asarray(received),
-        lambda: received.__dlpack__(),
+        received.__dlpack__,
         lambda: received.tensor,
-        lambda: received.__enter__(),
+        received.__enter__,
     ):
         with pytest.raises(ClosedError, match=end):
             use()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shutil
 import subprocess
@@ -251,3 +253,116 @@ def test_a_torch_that_is_too_old_is_said_to_be(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("torch.__version__", "2.10.1+cpu")
     with pytest.raises(ImportError, match=r"2\.10\.1.*too old.*2\.11"):
         extension.load_extension()
+
+
+@pytest.mark.parametrize("kind", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_without_locks_each_compiles_and_one_module_stays(
+    kind: int, module: compiler.Module, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(_file: object, _operation: int) -> None:
+        raise OSError(kind, "none here")
+
+    on_demand.cache_folder()
+    monkeypatch.setattr("fcntl.flock", flock)
+    fake, path = FakeCompiler(), cache / "key" / f"tiny{SUFFIX}"
+    assert at_once(3, lambda: on_demand._make(module, fake, path)) == [None] * 3
+    assert path.read_text() == "made"
+    assert not list(cache.glob("making-*"))
+
+
+def test_what_a_killed_process_left_is_removed(module: compiler.Module, cache: Path) -> None:
+    on_demand.cache_folder()
+    (cache / "making-key-x").mkdir()
+    (cache / "making-other-x").mkdir()  # another module, which may be at work
+    on_demand._make(module, FakeCompiler(), cache / "key" / f"tiny{SUFFIX}")
+    assert [path.name for path in cache.glob("making-*")] == ["making-other-x"]
+
+
+def test_a_failure_is_known_by_its_log_and_not_by_a_clock(
+    module: compiler.Module, cache: Path
+) -> None:
+    on_demand.cache_folder()
+    failed = cache / "key.failed.log"
+    failed.write_text("error: an old one")
+    in_an_hour_s = time.time() + 3600  # the file server's clock
+    os.utime(failed, (in_an_hour_s, in_an_hour_s))
+    on_demand._make(module, FakeCompiler(), cache / "key" / f"tiny{SUFFIX}")
+
+
+def test_a_wait_for_another_process_has_an_end(
+    module: compiler.Module, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_demand.cache_folder()
+    monkeypatch.setattr(on_demand, "_WAIT_S", 0.3)
+    path = cache / "key" / f"tiny{SUFFIX}"
+    with (
+        on_demand._locked(cache / "key.lock"),
+        pytest.raises(ImportError, match=r"another process has held .*key\.lock"),
+    ):
+        on_demand._make(module, FakeCompiler(), path)
+
+
+def test_a_file_that_fails_ends_the_parts_of_the_others(tmp_path: Path) -> None:
+    """A compiler is a driver whose parts do the work: they must end, too."""
+    (tmp_path / "work").mkdir()
+    for name in ("slow", "wrong"):
+        (tmp_path / f"{name}.cpp").write_text("")
+    driver = tmp_path / "driver"
+    driver.write_text(
+        f'#!/bin/sh\ncase "$*" in *wrong.cpp*)\n'
+        f"    while [ ! -e {tmp_path}/part ]; do sleep 0.05; done; exit 1;;\nesac\n"
+        f"sleep 300 & echo $! > {tmp_path}/part.new; mv {tmp_path}/part.new {tmp_path}/part; wait\n"
+    )
+    driver.chmod(0o755)
+    made = compiler.Module("tiny", tmp_path, ())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "_files_at_once", lambda: 2)
+        with pytest.raises(compiler.CompileError):
+            compiler.Compiler((str(driver),)).make(made, tmp_path / "work", lambda _text: None)
+    part = Path("/proc", (tmp_path / "part").read_text().strip(), "stat")
+    end_s = time.monotonic() + 10
+    while part.exists() and part.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("kind", ["absent", "fails", "hangs", "has no format"])
+def test_the_compiler_that_is_named_is_said_not_to_run(
+    kind: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = tmp_path / "mine"
+    if kind != "absent":
+        named.write_text(
+            {"fails": "#!/bin/sh\nexit 1\n", "hangs": "#!/bin/sh\nexec sleep 9\n"}.get(kind, "\0")
+        )
+        named.chmod(0o755)
+    monkeypatch.setattr(compiler, "_VERSION_S", 0.3)
+    monkeypatch.setenv("CXX", str(named))
+    with pytest.raises(ImportError, match=r"\$CXX, '.*mine', does not run"):
+        on_demand.load("tiny")
+
+
+def test_an_error_of_the_system_is_an_import_error(module: compiler.Module, cache: Path) -> None:
+    class Full(FakeCompiler):
+        def make(self, *_: object) -> Path:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    on_demand.cache_folder()
+    with pytest.raises(ImportError, match=r"cannot be compiled with fake.*No space left"):
+        on_demand._make(module, Full(), cache / "key" / f"tiny{SUFFIX}")
+
+
+@pytest.mark.parametrize(("limit_gib", "count"), [("2", 1), ("4", 2), ("max", 3)])
+def test_as_many_files_at_once_as_fit_the_group_s_memory(
+    limit_gib: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = limit_gib if limit_gib == "max" else str(int(limit_gib) << 30)
+    texts = {
+        "proc/meminfo": "MemAvailable:   6291456 kB",
+        "proc/self/mountinfo": "1 2 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup rw",
+        "proc/self/cgroup": "0::/",
+        "sys/fs/cgroup/memory.max": limit,
+    }
+    monkeypatch.setattr(compiler.cgroup.RootFiles, "text", lambda _self, path: texts.get(path))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(8)))
+    assert compiler._files_at_once() == count
