@@ -302,8 +302,13 @@ py::list
 bindings_as_list(Backend &backend)
 {
     py::list list;
+    const auto all = [&backend] {
+        const py::gil_scoped_release
+            released; /* a start holds a binding's lock, and may need the GIL */
+        return backend.bindings();
+    }();
 
-    for (const auto &[binding, bytes] : backend.bindings()) {
+    for (const auto &[binding, bytes] : all) {
         py::dict dict;
         dict["operation"] = "all_reduce";
         dict["bytes"] = bytes;

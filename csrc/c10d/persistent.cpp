@@ -29,10 +29,11 @@ Persistent::close() noexcept
 {
     if (is_forked_child()) /* it belongs to the parent, a thread of which may have had the lock */
         return;
+    at::Tensor tensor; /* dies after the lock is let go, as that may need the GIL */
     const std::lock_guard lock(mutex_);
     rdt_coll_free(handle_);
     handle_ = nullptr;
-    tensor_ = at::Tensor();
+    tensor = std::move(tensor_);
 }
 
 void
