@@ -47,6 +47,18 @@ group_end_is_left(const rdt_group *group, const struct rdti_arrival *arrival)
            rdti_endpoint_is_ended(ep);
 }
 
+/* [driver] No receive that was announced can take it any more, so the next one may. It goes to the
+ * end of the arrivals. */
+static void
+group_end_store_kept(rdt_group *group, struct rdti_arrival *arrival)
+{
+    struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
+
+    arrival->is_kept = false;
+    if (rdti_arrival_store(&group->scope, arrival, &why) != RDT_OK)
+        rdti_arrival_drop(arrival, &why);
+}
+
 /* [driver] Ends all operations with this error. What is left of the dead can still be received
  * until the group is destroyed. */
 static void
@@ -69,6 +81,8 @@ group_end_operations(rdt_group *group, const struct rdt_error *err)
         next = node->next;
         if (group->state == RDTI_GROUP_DESTROYED || !group_end_is_left(group, arrival))
             rdti_arrival_drop(arrival, err);
+        else if (arrival->is_kept)
+            group_end_store_kept(group, arrival);
     }
 }
 

@@ -442,7 +442,8 @@ messages_post_receive(rdt_group *group, uint32_t src, uint64_t tag, void *dst, u
             rdti_stand_missed(&group->scope, src, dst, cap_bytes);
         return RDT_OK;
     }
-    rdt_status status = rdti_group_can_receive(group, src, err);
+    rdt_status status = group->state == RDTI_GROUP_LIVE ? rdti_group_can_receive(group, src, err)
+                                                        : rdti_error_copy(err, &group->error);
     if (status == RDT_OK)
         status = rdti_match_post(&group->scope.matcher, src, tag, &receive->posted, err);
     if (status != RDT_OK)
@@ -466,9 +467,10 @@ messages_enter_to_receive(rdt_group *group, uint32_t src, uint64_t tag, bool has
     rdti_engine_enter(engine);
     for (const struct rdti_list *node = arrivals->next;
          group->state == RDTI_GROUP_BROKEN && node != arrivals; node = node->next) {
-        const struct rdti_message *head =
-            &RDTI_CONTAINER(node, const struct rdti_arrival, scope_link)->head;
-        if (head->tag == tag && (src == RDT_SOURCE_ANY || head->source == src))
+        const struct rdti_arrival *arrival =
+            RDTI_CONTAINER(node, const struct rdti_arrival, scope_link);
+        if (!arrival->is_kept && arrival->head.tag == tag &&
+            (src == RDT_SOURCE_ANY || arrival->head.source == src))
             return RDT_OK;
     }
     rdti_engine_leave(engine);

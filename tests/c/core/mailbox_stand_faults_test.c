@@ -215,6 +215,48 @@ TEST_TIMEOUT(a_message_that_is_kept_ends_with_its_group, 60)
     rig_close(&rig);
 }
 
+/* Kept, and then its sender dies before it has answered: the next receive gets it. */
+TEST_TIMEOUT(a_message_that_is_kept_outlives_its_sender, 60)
+{
+    struct rig rig;
+    struct field from;
+    struct field field;
+    struct rdt_error err = {0};
+    struct rdt_error death = {.peer_rank = 0, .status = RDT_EPEER};
+    rdt_transfer *recv;
+
+    rig_open(&rig, 3, RDT_TRANSPORT_SHM); /* rank 1 never opens the path to rank 2 */
+    field_make(&from, rig.ctx[0], LARGE);
+    field_make(&field, rig.ctx[1], LARGE);
+    let_stand_from(&rig, &field, from.piece[0]);
+    struct rdti_engine *engine = rig.ctx[1]->engine;
+    rdt_transfer *given_up = rig_recv(&rig, 1, 0, TAG, field.piece[0], LARGE);
+    CHECK_EVENTUALLY(has_heard(&rig, TAG), 10);
+    rdti_engine_enter(rig.ctx[0]->engine); /* it hears nothing of rank 1 */
+    rdti_engine_enter(engine);
+    rig_fill(from.piece[0], LARGE, 90);
+    rdt_transfer *send = rig_send(&rig, 0, 1, TAG, from.piece[0], 8);
+    rdt_transfer_free(given_up);
+    rdti_engine_leave(engine);
+    CHECK_EVENTUALLY(!has_requests(rig.group[1]), 10);
+    rdti_engine_enter(engine);
+    rdti_endpoint_fail(rig.group[1]->scope.members[0].ep, &death, true);
+    rdti_engine_leave(engine);
+    CHECK_EVENTUALLY(rdt_group_error(rig.group[1], NULL) != RDT_OK, 10);
+    CHECK_OK(rdt_group_recv(rig.group[1], RDT_SOURCE_ANY, TAG, field.piece[1], LARGE, NULL, &recv,
+                            &err),
+             &err);
+    CHECK_OK(rig_end(recv, &err), &err);
+    CHECK_MEM_EQ(field.piece[1], from.piece[0], 8);
+    CHECK_STATUS(rdt_group_recv(rig.group[1], 0, TAG, field.piece[1], LARGE, NULL, &recv, &err),
+                 RDT_EPEER);
+    rdti_engine_leave(rig.ctx[0]->engine);
+    CHECK_OK(rig_end(send, &err), &err);
+    rdt_region_free(from.region, NULL, NULL);
+    rdt_region_free(field.region, NULL, NULL);
+    rig_close(&rig);
+}
+
 /* ---- Bounds ------------------------------------------------------------------------------ */
 
 static bool
