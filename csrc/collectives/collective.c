@@ -189,8 +189,10 @@ static rdt_status
 coll_check_patience(struct rdti_coll *coll, struct rdt_error *err)
 {
     char name[64];
-    rdt_status status = rdt_group_error(coll->group, err);
+    rdt_status status = RDT_OK;
 
+    if (rdt_group_broken_by(coll->group) != RDT_BROKEN_NOT)
+        status = rdt_group_error(coll->group, err); /* takes a lock */
     if (status != RDT_OK) {
         (void)snprintf(name, sizeof(name), "%s #%llu", rdti_coll_name(coll->args.op),
                        (unsigned long long)coll->sequence);

@@ -429,8 +429,8 @@ persistent_coll_start(struct rdt_persistent *p, uint32_t flags, void *aside, rdt
 
     wanted.flags = flags;
     status = rdti_coll_accept_flags(&wanted, err);
-    if (status == RDT_OK)
-        status = rdt_group_error(p->coll.group, err);
+    if (status == RDT_OK && rdt_group_broken_by(p->coll.group) != RDT_BROKEN_NOT)
+        status = rdt_group_error(p->coll.group, err); /* takes a lock */
     if (status == RDT_OK)
         status = persistent_coll_take(p, err);
     if (status != RDT_OK)

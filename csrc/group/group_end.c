@@ -216,6 +216,7 @@ rdt_group_destroy(rdt_group *group)
         group_end_tell_half_ready(group, &gone->abort);
     } else {
         group->error = err;
+        atomic_store_explicit(&group->broken_by, RDT_BROKEN_BY_ABORT, memory_order_relaxed);
     }
     group_end_operations(group, &err);
     for (uint32_t i = 0; i < group->scope.size; i++) {
@@ -543,10 +544,9 @@ rdt_group_error(rdt_group *group, struct rdt_error *err)
 {
     rdt_status status = rdti_context_check(group->scope.ctx, "group_error", err);
 
-    /* relaxed: whether a concurrent end is seen now or at the next call makes no difference */
-    if (status != RDT_OK ||
-        atomic_load_explicit(&group->state, memory_order_relaxed) == RDTI_GROUP_LIVE)
+    if (status != RDT_OK)
         return status;
+    /* The thread that ends an operation by a death breaks the group before it lets go of this. */
     rdti_engine_enter(group->scope.ctx->engine);
     status = group->state != RDTI_GROUP_LIVE ? rdti_error_copy(err, &group->error) : RDT_OK;
     rdti_engine_leave(group->scope.ctx->engine);

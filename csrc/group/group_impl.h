@@ -44,8 +44,8 @@ struct rdt_group {
     _Atomic uint64_t sequence; /* of the last collective; 0: there was none */
     rdt_blob_fn blob;
     void *blob_arg;
-    uint32_t opened;            /* members with an endpoint */
-    _Atomic uint32_t state;     /* enum rdti_group_state; changes with the engine */
+    uint32_t opened; /* members with an endpoint */
+    enum rdti_group_state state;
     struct rdt_error error;     /* how operations end, unless it is LIVE */
     _Atomic uint32_t broken_by; /* RDT_BROKEN_*; relaxed: `error` is read with the engine */
     _Atomic uintptr_t attached; /* a pointer of the user; release, acquire */

@@ -179,10 +179,10 @@ RDT_API uint32_t rdt_group_is_told(rdt_group *group, uint32_t dst, uint64_t tag,
                                    uint64_t len_bytes);
 
 enum {
-    RDT_BROKEN_NOT = 0,     /* it works, or was destroyed before it broke */
+    RDT_BROKEN_NOT = 0,     /* it works */
     RDT_BROKEN_BY_DEADLINE, /* a deadline passed on this rank: rdt_group_give_up() */
     RDT_BROKEN_BY_LOSS,     /* a member died, left or is unreachable */
-    RDT_BROKEN_BY_ABORT,    /* this rank aborted it: rdt_group_abort() */
+    RDT_BROKEN_BY_ABORT,    /* this rank aborted or destroyed it: rdt_group_abort() */
     RDT_BROKEN_BY_MEMBER    /* another member reported its own deadline or abort */
 };
 /* Why the group broke. RDT_BROKEN_BY_MEMBER becomes RDT_BROKEN_BY_LOSS when this rank learns that
