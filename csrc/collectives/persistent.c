@@ -347,6 +347,10 @@ persistent_coll_count(struct rdt_persistent *p, struct rdt_error *err)
         if (vote.vote == RDTI_VOTE_FAILED)
             return rdti_error_set(err, RDT_ENOMEM, 0, "%s could not initialise it",
                                   rdti_coll_rank_name(&p->coll, i).text);
+        if (vote.vote == RDTI_VOTE_BOUND && p->vote.vote != RDTI_VOTE_BOUND)
+            return rdti_error_set(err, RDT_EPROTO, 0,
+                                  "%s does not use the tensors that it was offered",
+                                  rdti_coll_rank_name(&p->coll, i).text);
         if (vote.vote != RDTI_VOTE_UNHELD || p->landing != RDT_LANDING_OFFERED)
             continue;
         p->landing = RDT_LANDING_NOT_HELD;

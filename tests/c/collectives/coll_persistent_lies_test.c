@@ -270,6 +270,15 @@ TEST(a_vote_that_is_none_is_refused)
     run(run_lies, 3);
 }
 
+/* The others would write into tensors that the liar does not use. */
+TEST(a_vote_that_ignores_the_offers_is_refused)
+{
+    be_honest();
+    lie.vote = RDTI_VOTE_BOUND;
+    expect(RDT_EPROTO, "does not use the tensors that it was offered", RDT_WAY_UNBOUND, 0);
+    run(run_lies, 3);
+}
+
 TEST(a_vote_that_it_failed_fails_on_all)
 {
     be_honest();
