@@ -354,7 +354,7 @@ Backend::shutdown()
         return; /* the group belongs to the parent */
     std::exception_ptr interrupted;
     try {
-        if (setup_.is_default_group) /* the store ends with it */
+        if (setup_.lingers)
             rendezvous_->linger([this] { return in_flight_->cause().status != RDT_OK; });
     } catch (...) { /* Ctrl-C: shut the group down anyway */
         interrupted = std::current_exception();

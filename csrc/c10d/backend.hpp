@@ -49,6 +49,7 @@ class Backend final : public c10d::Backend
         Milliseconds timeout;
         std::string secret; /* configured by the user, or empty */
         bool is_default_group;
+        bool lingers;     /* the store may end with it: the default group, and what is left of it */
         bool is_recorded; /* whether its operations are recorded */
     };
 
@@ -210,7 +211,7 @@ class Backend final : public c10d::Backend
 
     c10::intrusive_ptr<c10d::Backend>
     subgroup(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
-             const c10::intrusive_ptr<c10d::Backend::Options> &opts);
+             const c10::intrusive_ptr<c10d::Backend::Options> &opts, bool lingers);
     std::shared_lock<std::shared_mutex> held_for(const std::string &what);
     rdt_coll_args args_for(uint32_t op, const Elements &elements, Milliseconds timeout) const;
     void take_off(Operation &operation, uint64_t collectives);

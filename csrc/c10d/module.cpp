@@ -65,6 +65,7 @@ create_backend(c10::intrusive_ptr<Rendezvous> rendezvous, uintptr_t context, std
                             .timeout = bounded(timeout),
                             .secret = secret,
                             .is_default_group = is_default_group,
+                            .lingers = is_default_group,
                             .is_recorded = is_recorded};
     const py::gil_scoped_release unlocked;
 

@@ -31,7 +31,7 @@ prefix_without(const std::set<int64_t> &excluded)
 
 c10::intrusive_ptr<c10d::Backend>
 Backend::subgroup(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
-                  const c10::intrusive_ptr<c10d::Backend::Options> &opts)
+                  const c10::intrusive_ptr<c10d::Backend::Options> &opts, bool lingers)
 {
     const auto place = std::find(ranks.begin(), ranks.end(), rank_);
     if (place == ranks.end())
@@ -39,6 +39,7 @@ Backend::subgroup(const c10::intrusive_ptr<c10d::Store> &store, const std::vecto
 
     Setup setup = setup_;
     setup.is_default_group = false;
+    setup.lingers = lingers;
     setup.global_ranks.clear();
     for (const int rank : ranks)
         setup.global_ranks.push_back(global_rank(rank));
@@ -57,7 +58,7 @@ c10::intrusive_ptr<c10d::Backend>
 Backend::split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
                const c10::intrusive_ptr<c10d::Backend::Options> &opts)
 {
-    return subgroup(store, ranks, opts);
+    return subgroup(store, ranks, opts, false);
 }
 
 c10::intrusive_ptr<c10d::Backend>
@@ -78,7 +79,7 @@ Backend::shrink(const std::vector<int64_t> &ranks_to_exclude, int flags,
         abort();
     return subgroup(c10::make_intrusive<c10d::PrefixStore>(prefix_without(excluded),
                                                            rendezvous_->store()),
-                    ranks, opts);
+                    ranks, opts, setup_.lingers);
 }
 
 } // namespace rdmatensor
