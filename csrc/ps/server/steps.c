@@ -199,7 +199,8 @@ steps_is_round(rdt_ps_server *server, struct steps_pushes *pushes, struct rdt_er
             continue;
         if (!client->has_tick)
             return false;
-        if (one != NULL && memcmp(&client->lr_scale, &one->lr_scale, sizeof(double)) != 0)
+        if (one != NULL &&
+            !(client->lr_scale >= one->lr_scale && client->lr_scale <= one->lr_scale))
             (void)rdti_error_set(err, RDT_EMISMATCH, 0,
                                  "worker %u scales the learning rate of this step by %g, and "
                                  "another one by %g",

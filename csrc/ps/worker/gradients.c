@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Dense models of a worker: gradients are written where the servers sum them. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -84,8 +85,9 @@ rdt_ps_worker_push_dense(rdt_ps_worker *worker, uint32_t dense, uint64_t first, 
     struct rdti_ps_gradients *one = &worker->dense[dense];
     if (first > one->starts[worker->opts.servers] ||
         count > one->starts[worker->opts.servers] - first)
-        return rdti_error_set(err, RDT_EINVAL, 0, "dense: gradients %llu to %llu do not exist",
-                              (unsigned long long)first, (unsigned long long)(first + count));
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "dense: gradients %" PRIu64 " to %" PRIu64 " do not exist", first,
+                              first + count);
     for (uint32_t server = 0; server < worker->opts.servers; server++) {
         const uint64_t from = first > one->starts[server] ? first : one->starts[server];
         const uint64_t part_end = one->starts[server + 1];
