@@ -241,13 +241,16 @@ RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_add_dense(
     rdt_ps_worker *worker, const float *gradients, uint64_t floats, const uint64_t *starts,
     const uint32_t *ids, const struct rdt_remote_region *slots, uint32_t *dense_out,
     struct rdt_error *err);
-/* Start to write `count` gradients from `first` on: one write for each server that has some of
- * them, without a notification. They must not change until the next tick, which applies them and
- * returns when the new values are in the worker's parameters. is_first: 1 for first values
- * (rdt_ps_server_load_dense()), which no tick applies. RDT_EBUSY: an operation is in flight. */
+/* Start to write `count` gradients, or first values (rdt_ps_server_load_dense()), from `first` on:
+ * one write for each server that has some of them, without a notification. A later write of the
+ * same ones replaces them. RDT_EBUSY: an operation is in flight. */
 RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_push_dense(rdt_ps_worker *worker, uint32_t dense,
                                                           uint64_t first, uint64_t count,
-                                                          uint32_t is_first, struct rdt_error *err);
+                                                          struct rdt_error *err);
+/* The next tick applies the gradients that were written. They must not change until it returns;
+ * then the new values are in the worker's parameters. Errors as above. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_commit_dense(rdt_ps_worker *worker, uint32_t dense,
+                                                            struct rdt_error *err);
 /*
  * Operations of a worker. One that ends with RDT_ETIMEDOUT is in flight, with the caller's memory:
  * continue it by rdt_ps_worker_resume() with the same meaning, or give it up by
@@ -268,7 +271,8 @@ RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_push(rdt_ps_worker *worker, uint3
                                                     uint64_t count, uint64_t timeout_ns,
                                                     struct rdt_error *err);
 /* End a step: apply what was pushed since the last tick, and wait as the mode says. lr_scale
- * multiplies the rules' learning rates. */
+ * multiplies the rules' learning rates. If a server refused a push of the step, all servers drop
+ * the step, its chunk is free again, and the tick ends with that error. */
 RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_tick(rdt_ps_worker *worker, double lr_scale,
                                                     uint64_t timeout_ns, struct rdt_error *err);
 /* Send bytes to the program that runs a server, and get its answer, at most a slot of each. */
@@ -279,12 +283,12 @@ RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_call(rdt_ps_worker *worker, uint3
                                                     struct rdt_error *err);
 #define RDT_PS_CHUNK_NONE UINT64_MAX
 /*
- * The next chunk of a queue: `ids` has the queue's number on each server, and lives until the next
- * tick. RDT_PS_CHUNK_NONE: all are done. Waits while the rest is leased to others. The next tick
- * says that the chunk is done: its pushes are applied once, whatever dies. In RDT_PS_SYNC leases
- * are given when all members wait for one, in the order of their numbers. *stale_out: 1 if rounds
- * without this worker have changed dense models: have each server send its values
- * (rdt_ps_server_send_dense()) before they are used.
+ * The next chunk of a queue: `ids` has the queue's number on each server. RDT_PS_CHUNK_NONE: all
+ * are done. Waits while the rest is leased to others. The next tick says that the chunk is done:
+ * its pushes are applied once, whatever dies. In RDT_PS_SYNC leases are given when all members wait
+ * for one, in the order of their numbers; with several servers a tick without a chunk then ends the
+ * job if another worker waits for a chunk. *stale_out: 1 if rounds without this worker have changed
+ * dense models: have each server send its values (rdt_ps_server_send_dense()) before use.
  */
 RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_lease(rdt_ps_worker *worker, const uint32_t *ids,
                                                      uint64_t *chunk_out, uint32_t *stale_out,
@@ -294,7 +298,8 @@ RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_leave(rdt_ps_worker *worker, uint
                                                      struct rdt_error *err);
 RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_resume(rdt_ps_worker *worker, uint64_t timeout_ns,
                                                       struct rdt_error *err);
-/* The operation in flight will not use the caller's memory any more. */
+/* The operation in flight will not use the caller's memory any more. After a push, a tick, a lease
+ * or a leave the servers' state is not known: all operations but leave end with RDT_ECANCELED. */
 RDT_API void rdt_ps_worker_abandon(rdt_ps_worker *worker);
 /* Ticks so far. */
 RDT_API uint64_t rdt_ps_worker_clock(const rdt_ps_worker *worker);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol, cast
@@ -11,7 +12,7 @@ import torch
 from rdmatensor._native.arguments import invalid, whole
 from rdmatensor._native.ffi import CData, ffi, lib
 from rdmatensor.context import Context
-from rdmatensor.errors import TransferTimeoutError
+from rdmatensor.errors import ClosedError, TransferTimeoutError
 from rdmatensor.memory import RemoteRegion
 from rdmatensor.ps.rules import Rule
 
@@ -26,16 +27,28 @@ Post = Callable[[str, Callable[[CData, CData], int]], None]
 class _Hooked(Protocol):
     """A parameter's method, which torch does not annotate."""
 
-    def register_post_accumulate_grad_hook(self, hook: Callable[[torch.Tensor], None]) -> object:
+    def register_post_accumulate_grad_hook(
+        self, hook: Callable[[torch.Tensor], None]
+    ) -> _Removable:
         """Call hook after each backward pass."""
+
+
+class _Removable(Protocol):
+    """The handle of a hook."""
+
+    def remove(self) -> None:
+        """Remove the hook."""
 
 
 class Dense:
     """A model whose parameters servers hold and update; made by Worker.dense().
 
     The parameters become views of one array in the arena, and their gradients of another. A piece
-    of the gradients is written to its server when the backward pass has filled it; step() waits
-    for the new values, which the servers write into the parameters.
+    of the gradients is written to its server when the backward pass has filled it, and again by
+    push() if its gradients have changed since, such as by clip_grad_norm_(). Changes through
+    `.data`, numpy or inference mode are not seen: make them through the gradient. Only step() and
+    push() have gradients applied; step() waits for the new values, which the servers write into
+    the parameters. Frozen parameters and buffers stay as they are on each worker.
 
     Attributes:
         floats: Number of parameters.
@@ -52,35 +65,47 @@ class Dense:
         post: Post,
         tick: Callable[[float], int],
     ) -> None:
-        self._params = [one for one in model.parameters() if one.requires_grad]
+        named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+        self._params = [one for _, one in named]
         _check(self._params)
+        self._model, self._names = model, [name for name, _ in named]
+        # Bytes of a write must not change if they are compared, as a second backward pass would.
+        self._is_early = context.settings.verify == "off"
         self._split = max(1, whole(split_bytes, "dense", "split_bytes") // _FLOAT_BYTES)
         self._post, self._tick = post, tick
         self.floats = sum(one.numel() for one in self._params)
         self.pieces = -(-self.floats // self._split)
         self._array = context.zeros(self.floats)
         self._values = torch.from_numpy(self._array)
-        self._gradients = torch.from_numpy(context.zeros(self.floats))
+        self._slots = context.zeros(self.floats)
+        self._gradients = torch.from_numpy(self._slots)
         self.region = context.export(self._array)
         self._number = -1
+        self._hooks: list[_Removable] = []
+        self._own = [(one.data, one.grad) for one in self._params]  # until attach() has succeeded
         self._views = list(self._adopt())
-        self._waits = [0] * self.pieces  # parameters whose gradient is not there yet
-        self._is_pushed = [False] * self.pieces
+        self._members: list[list[int]] = [[] for _ in range(self.pieces)]
+        for index in range(len(self._params)):
+            for piece in self._pieces_of(index):
+                self._members[piece].append(index)
         self._reset()
-        self._hooks = [
+        self._hooks.extend(
             cast("_Hooked", one).register_post_accumulate_grad_hook(self._hook(index))
             for index, one in enumerate(self._params)
-        ]
+        )
 
     def _adopt(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Move the parameters into the arena; yield each one's offset and gradient."""
+        """Move the parameters into the arena; yield each one's offset and gradient.
+
+        Views of one tensor share the count of their changes: each gradient is a tensor of its own.
+        """
         offset = 0
         for one in self._params:
             span = slice(offset, offset + one.numel())
             view = self._values[span].view(one.shape)
             view.copy_(one.detach())
             one.data = view
-            one.grad = self._gradients[span].view(one.shape)
+            one.grad = torch.from_numpy(self._slots[span]).view(one.shape)
             yield offset, one.grad
             offset = span.stop
 
@@ -91,20 +116,20 @@ class Dense:
         return range(offset // self._split, (offset + view.numel() - 1) // self._split + 1)
 
     def _reset(self) -> None:
-        self._waits = [0] * self.pieces
-        for index in range(len(self._params)):
-            for piece in self._pieces_of(index):
-                self._waits[piece] += 1
-        self._is_pushed = [False] * self.pieces
+        # Parameters whose gradient is not there yet, and the changes of what was written.
+        self._waits = [len(members) for members in self._members]
+        self._written: list[int | None] = [None] * self.pieces
+
+    def _changes(self, piece: int) -> int:
+        """Count the changes of a piece's gradients so far."""
+        return sum(self._views[index][1]._version for index in self._members[piece])
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
         def has_gradient(_param: torch.Tensor) -> None:
             self._take(index)
             for piece in self._pieces_of(index):
                 self._waits[piece] -= 1
-                # A second backward pass in the step adds to it: then it is written again.
-                self._is_pushed[piece] = False
-                if self._waits[piece] == 0:
+                if self._waits[piece] == 0 and self._is_early:
                     self._push(piece)
 
         return has_gradient
@@ -118,32 +143,37 @@ class Dense:
             view.copy_(param.grad)
         param.grad = view
 
-    def _push(self, piece: int, *, is_first: bool = False) -> None:
+    def _push(self, piece: int) -> None:
         first = piece * self._split
         count = min(self._split, self.floats - first)
 
         def post(ptr: CData, err: CData) -> int:
-            status: int = lib.rdt_ps_worker_push_dense(
-                ptr, self._number, first, count, int(is_first), err
-            )
+            status: int = lib.rdt_ps_worker_push_dense(ptr, self._number, first, count, err)
             return status
 
         self._post("push", post)
-        self._is_pushed[piece] = True
+        self._written[piece] = self._changes(piece)
 
     def push(self) -> None:
-        """Write the gradients that the backward pass has not written yet; zeros where none is.
+        """Have the next Worker.clock() apply the gradients; zeros where a parameter has none.
 
-        They must not change until the next Worker.clock().
+        Writes those that the backward pass has not written, or that have changed since. They must
+        not change until that clock().
 
         Raises:
+            ClosedError: release() was called.
             PeerError: A server died.
         """
+        if not self._hooks:
+            raise ClosedError("RDT_ECLOSED", "push", f"{self!r} was released")
         for index in range(len(self._params)):
             self._take(index)
         for piece in reversed(range(self.pieces)):
-            if not self._is_pushed[piece]:
+            if self._written[piece] != self._changes(piece):
                 self._push(piece)
+        self._post(
+            "push", lambda ptr, err: int(lib.rdt_ps_worker_commit_dense(ptr, self._number, err))
+        )
 
     def step(self, lr_scale: float = 1.0) -> int:
         """End a step: push(), Worker.clock(), and gradients of zero.
@@ -168,20 +198,58 @@ class Dense:
         self._gradients.zero_()
         self._reset()
 
+    def release(self) -> None:
+        """Give the parameters memory of their own, with their values and no gradients; idempotent.
+
+        The model then outlives the worker; the servers keep their values.
+        """
+        self._restore([(one.data.clone(), None) for one in self._params])
+
+    def undo(self) -> None:
+        """Give the parameters back what they had; Worker.dense() calls this if it fails."""
+        self._restore(self._own)
+
+    def _restore(self, own: list[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
+        if not self._hooks:
+            return
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        for one, (data, grad) in zip(self._params, own, strict=True):
+            one.grad = None
+            one.data = data
+            one.grad = grad
+        _ignore_in_ddp(self._model, [], self._names)
+
+    def _spec(self) -> list[object]:
+        """Describe what the workers' models have in common."""
+        frozen = hashlib.sha256()
+        adopted = {id(one) for one in self._params}
+        state = [*self._model.named_parameters(), *self._model.named_buffers()]
+        for name, one in state:
+            if id(one) not in adopted:
+                data = one.detach().cpu().contiguous()
+                frozen.update(repr((name, data.dtype, tuple(data.shape))).encode())
+                frozen.update(data.reshape(-1).view(torch.uint8).numpy().tobytes())
+        shapes = hashlib.sha256(repr([tuple(one.shape) for one in self._params]).encode())
+        return [self.floats, shapes.hexdigest(), frozen.hexdigest()]
+
     def attach(
         self, ask: Ask, servers: int, rank: int, rule: Rule, name: str, timeout_s: float
     ) -> None:
         """Make the model on the servers, and exchange first values; Worker.dense() calls this."""
         starts = [
-            min(self.floats, self._split * (self.pieces * server // servers))
+            min(self.floats, self._split * round(self.floats * server / (servers * self._split)))
             for server in range(servers)
         ] + [self.floats]
+        spec = self._spec()
         ids, slots = ffi.new("uint32_t[]", servers), ffi.new("struct rdt_remote_region[]", servers)
         for server in range(servers):
             count = starts[server + 1] - starts[server]
             answer = ask(server, {
                 "call": "dense", "name": name, "rule": rule._spec(), "count": count,
                 "params_off": starts[server], "params": self.region.encode().hex(),
+                "model": spec,
             })  # fmt: skip
             ids[server] = int(str(answer["id"]))
             region = RemoteRegion.decode(bytes.fromhex(str(answer["slot"])))
@@ -190,7 +258,7 @@ class Dense:
         if rank == 0:
             self._gradients.copy_(self._values)
             for piece in range(self.pieces):
-                self._push(piece, is_first=True)
+                self._push(piece)
         deadline_s = time.monotonic() + timeout_s
         for server in range(servers):
             while not ask(server, {"call": "first values", "name": name})["is_ready"]:
@@ -200,6 +268,8 @@ class Dense:
                     )
                 time.sleep(_POLL_S)
         self.zero()
+        self._own = []
+        _ignore_in_ddp(self._model, self._names, [])
 
     def _add(self, starts: list[int], ids: CData, slots: CData) -> int:
         number, spans = ffi.new("uint32_t *"), ffi.new("uint64_t[]", starts)
@@ -216,6 +286,14 @@ class Dense:
 
     def __repr__(self) -> str:
         return f"<Dense of {self.floats} parameters in {self.pieces} pieces>"
+
+
+def _ignore_in_ddp(model: torch.nn.Module, names: list[str], no_more: list[str]) -> None:
+    """Keep DistributedDataParallel from reducing gradients that the servers average."""
+    known: list[str] = list(getattr(model, "_ddp_params_and_buffers_to_ignore", []))
+    model._ddp_params_and_buffers_to_ignore = [  # type: ignore[assignment]
+        one for one in dict.fromkeys([*known, *names]) if one not in no_more
+    ]
 
 
 def _check(params: list[torch.nn.Parameter]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import asdict
 
@@ -27,6 +28,13 @@ from rdmatensor.memory import RemoteRegion
 from rdmatensor.ps.modes import codes_of, name_of
 from rdmatensor.ps.rules import Rule
 from rdmatensor.ps.spec import Shape, TableSpec
+
+_TEXT_BYTES = 600
+
+
+def _text(message: str) -> bytes:
+    """Return an error's text, cut to what fits any slot."""
+    return message.encode(errors="backslashreplace")[:_TEXT_BYTES]
 
 
 class Server(Closable):
@@ -52,7 +60,9 @@ class Server(Closable):
         self._queues: dict[str, tuple[object, int]] = {}
         self._models: dict[str, tuple[object, int]] = {}
         self._has_first: set[str] = set()
+        self._refused: set[str] = set()
         self._endpoints: list[Endpoint] = []
+        self._lock, self._is_closing = threading.RLock(), False
         self._buffer = ffi.new("uint8_t[]", shape.slot_bytes)
         self._calls: dict[str, Callable[[dict[str, object], int], dict[str, object]]] = {
             "table": self._make_table,
@@ -90,15 +100,24 @@ class Server(Closable):
         """
         call, err = ffi.new("struct rdt_ps_call *"), new_error()
         while True:
-            status = lib.rdt_ps_server_take(
-                self._handle.get("serve"), SLICE_NS, self._buffer, len(self._buffer), call, err
-            )
-            if status == OK:
-                self._answer(call)
-            elif status == lib.RDT_ECLOSED:
+            with self._lock:
+                if self._is_closing:
+                    raise errors.ClosedError("RDT_ECLOSED", "serve", "the server was closed")
+                status = lib.rdt_ps_server_take(
+                    self._handle.get("serve"), SLICE_NS, self._buffer, len(self._buffer), call, err
+                )
+                if status == OK:
+                    self._answer(call)
+            if status == lib.RDT_ECLOSED:
                 return
-            elif status != TIMED_OUT:
+            if status not in (OK, TIMED_OUT):
                 fail(status, "serve", err)
+
+    def close(self) -> None:
+        """End serve() of another thread, then release the server; idempotent."""
+        self._is_closing = True
+        with self._lock:
+            super().close()
 
     def _answer(self, call: CData) -> None:
         request = bytes(ffi.buffer(self._buffer, call.len_bytes))
@@ -106,9 +125,14 @@ class Server(Closable):
         try:
             answer = json.dumps(self._carry_out(json.loads(request), call.worker)).encode()
         except errors.RdmaTensorError as error:
-            status, answer = getattr(lib, error.code), error.detail.encode()
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            status, answer = lib.RDT_EPROTO, f"{type(error).__name__}: {error}".encode()
+            status, answer = getattr(lib, error.code), _text(error.detail)
+        except Exception as error:  # noqa: BLE001 - a worker's bad call must not end the server
+            status, answer = lib.RDT_EPROTO, _text(f"{type(error).__name__}: {error}")
+        if len(answer) > self.shape.slot_bytes:
+            status, answer = (
+                lib.RDT_ERANGE,
+                _text(f"an answer of {len(answer)} B exceeds a slot of {self.shape.slot_bytes} B"),
+            )
         err = new_error()
         check(
             lib.rdt_ps_server_answer(
@@ -157,6 +181,8 @@ class Server(Closable):
     def _make_queue(self, request: dict[str, object], _worker: int) -> dict[str, object]:
         """Make a queue, or return the one of that name if it is the same."""
         name, chunks = str(request["name"]), request["chunks"]
+        if type(chunks) is not int:
+            raise TypeError("the number of chunks is an integer")
         known = self._queues.get(name)
         if known is None:
             number, err = ffi.new("uint32_t *"), new_error()
@@ -176,16 +202,18 @@ class Server(Closable):
         name, rule = str(request["name"]), request["rule"]
         if not isinstance(rule, dict):
             raise TypeError("a rule is an object")
-        spec = (rule, request["count"], request["params_off"])
+        spec = (rule, request["count"], request["params_off"], request["model"])
         known = self._models.get(name)
         if known is None:
-            known = self._models[name] = (spec, self._add_dense(Rule(**rule), *spec[1:]))
+            known = self._models[name] = (spec, self._add_dense(Rule(**rule), *spec[1:3]))
         if known[0] != spec:
+            self._refused.add(name)  # a worker may wait for the first values of another
             raise errors.MismatchError(
                 "RDT_EMISMATCH",
                 "dense",
-                f"model {name!r} was made with (rule, parameters, offset) {known[0]}, and worker "
-                f"{worker} has {spec}",
+                f"model {name!r} was made with (rule, parameters, offset, [all parameters, digest "
+                f"of their shapes, digest of frozen parameters and buffers]) {known[0]}, and "
+                f"worker {worker} has {spec}",
             )
         slot, err = ffi.new("struct rdt_remote_region *"), new_error()
         params = RemoteRegion.decode(bytes.fromhex(str(request["params"])))
@@ -209,6 +237,10 @@ class Server(Closable):
         """Take the first values from worker 0, and send them to the others."""
         name, err = str(request["name"]), new_error()
         ptr, number = self._handle.get("dense"), self._models[name][1]
+        if name in self._refused:
+            raise errors.MismatchError(
+                "RDT_EMISMATCH", "dense", f"another worker's model {name!r} differs from this one"
+            )
         if worker == 0:
             check(lib.rdt_ps_server_load_dense(ptr, number, 0, err), "dense", err)
             self._has_first.add(name)

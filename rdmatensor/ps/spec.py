@@ -71,7 +71,7 @@ def table_spec(name: str, dim: int, rows: int, rule: Rule, init: Init, seed: int
         raise invalid("table", f"name={name!r} is not a text of 1 to 200 characters")
     if not isinstance(rule, Rule):
         raise invalid("table", f"rule={rule!r} is a {type(rule).__name__}, not a ps rule")
-    if not isinstance(init, Init):
+    if not isinstance(init, Init) or not hasattr(lib, f"RDT_PS_INIT_{init.kind}"):
         raise invalid("table", f"init={init!r} is not ps.zeros(), ps.uniform() or another one")
     seed = whole_in(seed, U32_MAX, "table", "seed")
     return TableSpec(

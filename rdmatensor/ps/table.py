@@ -9,6 +9,7 @@ import torch
 
 from rdmatensor._native.arguments import invalid
 from rdmatensor._native.ffi import CData, ffi, lib
+from rdmatensor.errors import ClosedError
 from rdmatensor.ps.spec import TableSpec
 
 Ids = torch.Tensor | Sequence[int]
@@ -33,6 +34,7 @@ class Table:
         self.spec, self._number, self._run = spec, number, run
         self.name, self.dim, self.rows = spec.name, spec.dim, spec.rows
         self._prefetcher: ThreadPoolExecutor | None = None
+        self._is_closed = False
 
     def pull(self, ids: Ids, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the rows of ids.
@@ -55,11 +57,16 @@ class Table:
         shape = (*wanted.shape, self.dim)
         if out is None:
             out = torch.empty(shape)
-        elif out.shape != shape or out.dtype != torch.float32 or not out.is_contiguous():
+        elif (
+            not isinstance(out, torch.Tensor)
+            or (out.shape, out.dtype, out.device.type) != (shape, torch.float32, "cpu")
+            or not out.is_contiguous()
+        ):
             raise invalid(
                 "pull",
-                f"out is {out.dtype} of shape {tuple(out.shape)}, not contiguous float32 of shape "
-                f"{shape}",
+                f"out is {getattr(out, 'dtype', type(out).__name__)} of shape "
+                f"{tuple(getattr(out, 'shape', ()))} on {getattr(out, 'device', 'no device')}, not "
+                f"contiguous float32 of shape {shape} on cpu",
             )
         goal = out
 
@@ -121,11 +128,20 @@ class Table:
 
         Raises:
             InvalidArgumentError: As pull().
+            ClosedError: The worker has left or was closed.
         """
         wanted = self._ids(ids, "prefetch")
+        if self._is_closed:
+            raise ClosedError("RDT_ECLOSED", "prefetch", "the worker has left or was closed")
         if self._prefetcher is None:
             self._prefetcher = ThreadPoolExecutor(1, f"rdmatensor prefetch {self.name}")
         return self._prefetcher.submit(self.pull, wanted)
+
+    def close(self) -> None:
+        """End the thread of prefetch(); the worker calls this."""
+        self._is_closed = True
+        if self._prefetcher is not None:
+            self._prefetcher.shutdown(wait=False, cancel_futures=True)
 
     def _ids(self, ids: Ids, call: str) -> torch.Tensor:
         try:

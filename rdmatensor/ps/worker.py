@@ -26,7 +26,7 @@ from rdmatensor._native.ffi import (
 )
 from rdmatensor.context import Context
 from rdmatensor.endpoint import Endpoint
-from rdmatensor.errors import MismatchError, PeerError, RdmaTensorError
+from rdmatensor.errors import ClosedError, MismatchError, PeerError, RdmaTensorError
 from rdmatensor.memory import RemoteRegion
 from rdmatensor.ps.dense import SPLIT_BYTES, Dense
 from rdmatensor.ps.modes import codes_of
@@ -67,7 +67,8 @@ class Worker(Closable):
         self._handle: Handle = self._core.adopt(Handle("worker", out[0], lib.rdt_ps_worker_destroy))
         self._tables: dict[str, Table] = {}
         self._models: dict[str, Dense] = {}
-        self._has_left = False
+        self._undone: list[Dense] = []
+        self._has_left = self._is_closing = False
 
     # ---- set-up --------------------------------------------------------------------------------
 
@@ -100,9 +101,7 @@ class Worker(Closable):
         limit_s = timeout_s_of(timeout_s, self._core.timeout_s, name)
         err = new_error()
         with self._lock:
-            status = begin(self._handle.get(name), SLICE_NS, err)
-            if status == TIMED_OUT:
-                status = self._resume(name, limit_s, err)
+            status = self._to_end(name, begin, limit_s, err)
         if status != OK:
             raise self._explained(error_of(status, name, err))
 
@@ -115,21 +114,35 @@ class Worker(Closable):
             error.args = (error.code, error.call, error.detail)
         return error
 
-    def _resume(self, name: str, limit_s: float, err: CData) -> int:
+    def _open_ptr(self, name: str) -> CData:
+        """Return the worker; raises ClosedError, also while close() waits for the lock."""
+        ptr = self._handle.get(name)
+        self._core.get(name)
+        if self._is_closing:
+            raise ClosedError("RDT_ECLOSED", name, "the worker was closed")
+        return ptr
+
+    def _to_end(self, name: str, begin: Call, limit_s: float, err: CData) -> int:
         deadline_s = time.monotonic() + limit_s
         try:
-            while True:
-                ptr = self._handle.get(name)
-                self._core.get(name)  # raises ClosedError
-                status = int(lib.rdt_ps_worker_resume(ptr, SLICE_NS, err))
-                if status != TIMED_OUT:
-                    return status
+            status = begin(self._open_ptr(name), SLICE_NS, err)
+            while status == TIMED_OUT:
                 if time.monotonic() >= deadline_s:
                     raise error_of(TIMED_OUT, name, err)
+                status = int(lib.rdt_ps_worker_resume(self._open_ptr(name), SLICE_NS, err))
         except BaseException:
             if self._handle.ptr is not None:
                 lib.rdt_ps_worker_abandon(self._handle.ptr)
             raise
+        return status
+
+    def close(self) -> None:
+        """End prefetches and operations of other threads, then release the worker; idempotent."""
+        self._is_closing = True
+        for table in list(self._tables.values()):
+            table.close()
+        with self._lock:
+            super().close()
 
     def _call(self, server: int, request: dict[str, object]) -> dict[str, object]:
         """Ask the program that runs a server."""
@@ -164,7 +177,11 @@ class Worker(Closable):
         Raises:
             TransferTimeoutError: Another worker did not end its step in time.
             PeerError: A server, or a worker without which the job ends, died.
-            RdmaTensorError: A server refused a push of this step; the others were applied.
+            RdmaTensorError: A server refused a push of this step; no server applies the step, and
+                its batch goes back to the queue.
+
+        After a timeout or Ctrl-C only leave() and close() are possible: the servers may have
+        applied the step.
         """
 
         def begin(ptr: CData, timeout_ns: int, err: CData) -> int:
@@ -187,6 +204,8 @@ class Worker(Closable):
         if self._has_left:
             return
         self._has_left = True
+        for table in list(self._tables.values()):
+            table.close()
         self._run("leave", lambda ptr, ns, err: int(lib.rdt_ps_worker_leave(ptr, ns, err)))
 
     # ---- tables --------------------------------------------------------------------------------
@@ -263,7 +282,8 @@ class Worker(Closable):
 
         Args:
             model: Parameters that require gradients are float32, on the CPU.
-            rule: SGD, Adagrad, Adam(lazy=False) or AdamW; applied to all parameters.
+                Frozen parameters and buffers are equal on all workers.
+            rule: Add, SGD, Adagrad, Adam(lazy=False) or AdamW; applied to all parameters.
             split_bytes: Bytes of a piece, which is written when the backward pass has filled it,
                 and is on one server.
             name: A new one for each model.
@@ -278,8 +298,17 @@ class Worker(Closable):
         """
         if not isinstance(rule, Rule):
             raise invalid("dense", f"rule={rule!r} is a {type(rule).__name__}, not a ps rule")
+        if rule.kind == "ASSIGN":
+            raise invalid("dense", "Assign() would replace parameters by gradients")
+        if not isinstance(name, str) or not 0 < len(name) <= 200 or name in self._models:
+            raise invalid("dense", f"name={name!r} is not a new text of 1 to 200 characters")
         made = Dense(model, self._context, split_bytes, self._at_once, self.clock)
-        made.attach(self._call, self.servers, self.rank, rule, name, self._core.timeout_s)
+        try:
+            made.attach(self._call, self.servers, self.rank, rule, name, self._core.timeout_s)
+        except BaseException:
+            made.undo()
+            self._undone.append(made)  # servers that have it may write into its array
+            raise
         self._models[name] = made
         return made
 
@@ -293,7 +322,7 @@ class Worker(Closable):
         """Make a C call that does not wait."""
         err = new_error()
         with self._lock:
-            status = post(self._handle.get(name), err)
+            status = post(self._open_ptr(name), err)
         if status != OK:
             raise self._explained(error_of(status, name, err))
 

@@ -196,13 +196,21 @@ def test_a_worker_that_never_ends_its_step_times_the_others_out(tmp_path: Path) 
     over = threading.Event()
 
     def main(w: ps.Worker) -> None:
+        table = w.table("t", 1, rows=1, rule=ps.Add())
         if w.rank == 1:
             assert over.wait(30)
+            w.clock()
+            assert float(table.pull([0])) == 0.0, "the step of a worker that gave up is dropped"
             return
+        table.push([0], torch.ones(1, 1))
         with pytest.raises(
             errors.TransferTimeoutError, match="another worker has not ended its step"
         ):
             w.clock(timeout_s=0.3)
+        for later in (w.clock, lambda: table.push([0], torch.ones(1, 1)), lambda: table.pull([0])):
+            with pytest.raises(errors.RdmaTensorError, match="only leave"):
+                later()
+        w.leave()
         over.set()
 
     ps_clusters.run(tmp_path, main, workers=2, servers=1)
@@ -220,3 +228,54 @@ def test_pushing_for_ever_without_a_clock_is_refused(tmp_path: Path) -> None:
             w.clock()
 
     ps_clusters.run(tmp_path, main, workers=1, servers=1)
+
+
+def test_a_refused_push_drops_the_step_on_all_servers(tmp_path: Path) -> None:
+    def main(w: ps.Worker) -> None:
+        table = w.table("t", 1024, rows=4096, rule=ps.Add())
+        other = w.table("other", 1, rows=ROWS, rule=ps.Add())
+        owner = torch.arange(1, 4096, 2)  # rows of server 1 alone
+        rows = torch.ones(len(owner), 1024)
+        for chunk in w.queue("q", 1):
+            assert chunk == 0
+            other.push(ALL, torch.ones(ROWS, 1))
+            for _ in range(140):
+                table.push(owner, rows)
+            with pytest.raises(errors.OutOfMemoryError, match="pushed since the last"):
+                w.clock()
+            assert not other.pull(ALL).any()
+            assert not table.pull(owner).any()
+            break
+        for chunk in w.queue("q", 1):  # it came back
+            other.push(ALL, torch.ones(ROWS, 1))
+            assert w.clock() == 2, chunk
+        assert (other.pull(ALL) == 1).all()
+
+    ps_clusters.run(tmp_path, main, workers=1, servers=2)
+
+
+def test_ssp_bounds_what_rows_and_dense_values_lack(transport: str, tmp_path: Path) -> None:
+    """After clock() has returned at c, each server has at least c - s steps of each worker."""
+    staleness, steps, workers = 1, 25, 3
+
+    def main(w: ps.Worker) -> int:
+        table = w.table("t", workers, rows=64, rule=ps.Add())  # on both servers
+        model = torch.nn.Linear(40, 1, bias=False)
+        torch.nn.init.zeros_(model.weight)
+        dense = w.dense(model, ps.Add(), split_bytes=80)  # a half on each server
+        mine = torch.zeros(64, workers)
+        mine[:, w.rank] = 1
+        draw = random.Random(w.rank)
+        for _ in range(steps):
+            time.sleep(draw.random() * (0.004 if w.rank == 0 else 0.0005))
+            table.push(range(64), mine)
+            model.weight.grad = torch.ones_like(model.weight)
+            clock = dense.step()
+            least = clock - staleness
+            assert float(table.pull(range(64)).min()) >= least
+            assert float(model.weight.detach().min()) >= clock + (workers - 1) * least
+        return clock
+
+    ps_clusters.run(
+        tmp_path, main, workers=workers, servers=2, transport=transport, mode=ps.SSP(staleness)
+    )

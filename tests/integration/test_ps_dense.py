@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ps_clusters
 import pytest
@@ -197,3 +198,93 @@ def test_wrong_models_are_refused(tmp_path: Path) -> None:
     results, _ = ps_clusters.run(tmp_path, main, workers=2, servers=1)
     assert results[0] == ""
     assert "is wanted" in results[1] or "worker 1 has" in results[1]
+
+
+def test_changed_and_skipped_gradients_are_torch_s(transport: str, tmp_path: Path) -> None:
+    """Clipping, another model's backward pass, and a step that is not made."""
+
+    def main(w: ps.Worker) -> None:
+        model, oracle, other = make_model(0), make_model(0), make_model(1)
+        dense = w.dense(model, ps.SGD(0.05, 0.9), split_bytes=10_000)
+        more = w.dense(other, ps.SGD(0.05), split_bytes=10_000, name="other")
+        kept = [one.detach().clone() for one in other.parameters()]
+        optimizer = torch.optim.SGD(oracle.parameters(), 0.05, 0.9)
+        for step in range(8):
+            x, y = batch(0, step)
+            for one in (model, oracle):
+                torch.nn.functional.mse_loss(one(x), y).backward()
+            if step == 2:
+                for one in (model, oracle):
+                    one.zero_grad(set_to_none=True)
+                continue
+            torch.nn.functional.mse_loss(other(x), y).backward()
+            for one in (model, oracle):
+                torch.nn.utils.clip_grad_norm_(one.parameters(), 0.01 * (1 + step))
+            dense.step()
+            optimizer.step()
+            optimizer.zero_grad()
+            for got, want in zip(model.parameters(), oracle.parameters(), strict=True):
+                torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+        assert all(map(torch.equal, other.parameters(), kept)), "other.step() was not called"
+        dense.release()
+        more.release()
+        with pytest.raises(errors.ClosedError, match="released"):
+            dense.step()
+        for got, want in zip(model.parameters(), oracle.parameters(), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+    ps_clusters.run(tmp_path, main, workers=1, servers=2, transport=transport)
+
+
+def test_a_worker_without_gradients_counts_in_the_mean(tmp_path: Path) -> None:
+    def main(w: ps.Worker) -> torch.Tensor:
+        model = torch.nn.Linear(3, 1, bias=False)
+        torch.nn.init.zeros_(model.weight)
+        dense = w.dense(model, ps.SGD(1.0))
+        table = w.table("t", 3, rows=1, rule=ps.SGD(1.0))
+        if w.rank == 0:
+            model.weight.grad = torch.full((1, 3), -3.0)
+            table.push([0], torch.full((1, 3), -3.0))
+            dense.push()
+        w.clock()
+        return torch.cat([model.weight.detach(), table.pull([0])])
+
+    results, _ = ps_clusters.run(tmp_path, main, workers=3, servers=1)
+    assert all((one == 1.0).all() for one in results)
+
+
+def test_a_refused_model_is_as_before(tmp_path: Path) -> None:
+    def main(w: ps.Worker) -> str:
+        first = torch.nn.Linear(4, 6)
+        w.dense(first, ps.SGD(0.1))
+        assert first._ddp_params_and_buffers_to_ignore == ["weight", "bias"]
+        with pytest.raises(errors.InvalidArgumentError, match="not a new text"):
+            w.dense(torch.nn.Linear(4, 6), ps.SGD(0.1))
+        with pytest.raises(errors.InvalidArgumentError, match="Assign"):
+            w.dense(torch.nn.Linear(4, 6), ps.Assign(), name="assigned")
+        frozen = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+        frozen[0].requires_grad_(False)
+        torch.nn.init.constant_(frozen[0].weight, float(w.rank))
+        torch.nn.init.zeros_(frozen[0].bias)
+        torn = torch.nn.Linear(*((6, 4) if w.rank else (4, 6)), bias=False)  # as many floats
+        said = []
+        for name, model in (("frozen", frozen), ("torn", torn)):
+            values = [one.detach().clone() for one in model.parameters()]
+            try:
+                w.dense(model, ps.SGD(0.1), name=name)
+            except errors.MismatchError as error:
+                said.append(str(error))
+                assert all(map(torch.equal, model.parameters(), values))
+                assert all(one.grad is None for one in model.parameters())
+                assert all(not one._post_accumulate_grad_hooks for one in model.parameters())
+        return " ".join(said)
+
+    results, _ = ps_clusters.run(tmp_path, main, workers=2, servers=2)
+    assert "".join(results).count("digest of frozen") == 2
+    assert results[1].count("RDT_EMISMATCH") == 2, "it hears it also if it came first"
+
+
+def test_two_backward_passes_with_checksums(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("RDMATENSOR_VERIFY", "crc32c")
+    for mode in ("sync", "async"):
+        train(tmp_path / mode, ps.SGD(0.05), 2, 2, "tcp", mode)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from pathlib import Path
@@ -85,3 +86,40 @@ def test_the_batch_of_a_worker_that_leaves_goes_to_another(tmp_path: Path) -> No
         results, _ = ps_clusters.run(tmp_path / str(mode), main, workers=3, servers=2, mode=mode)
         for counts in results:
             assert (counts == 1).all(), mode
+
+
+def test_a_pass_may_end_early(tmp_path: Path) -> None:
+    def main(w: ps.Worker) -> torch.Tensor:
+        table = w.table("t", 1, rows=SAMPLES, rule=ps.Add())
+        for (ids,) in w.batches([torch.arange(SAMPLES)], batch_size=4, seed=None, name="first"):
+            table.push(ids, torch.ones(len(ids), 1))
+            break
+        gc.collect()
+        _kept = [bytes(range(64)) for _ in range(1000)]  # memory of the queue is used again
+        w.clock()
+        w.clock()  # a step without a batch
+        for (ids,) in w.batches([torch.arange(SAMPLES)], batch_size=4, name="second"):
+            table.push(ids, torch.ones(len(ids), 1))
+            w.clock()
+        return table.pull(range(SAMPLES))
+
+    results, _ = ps_clusters.run(tmp_path, main, workers=1, servers=2)
+    assert results[0].flatten().tolist() == [2.0] * 4 + [1.0] * (SAMPLES - 4)
+
+
+def test_a_step_without_a_batch_while_another_waits_for_one_is_refused(tmp_path: Path) -> None:
+    def main(w: ps.Worker) -> str:
+        w.table("t", 1, rows=1, rule=ps.Add())
+        try:
+            for _ in w.queue("q", 3):
+                w.clock()
+            for chunk in w.queue("r", 3):
+                w.clock()
+                if chunk == 2:
+                    w.clock()
+        except errors.RdmaTensorError as error:
+            return str(error)
+        return ""
+
+    with pytest.raises(errors.RdmaTensorError, match="without a batch while worker 1 waits"):
+        ps_clusters.run(tmp_path, main, workers=2, servers=2)

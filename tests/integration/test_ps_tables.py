@@ -184,3 +184,64 @@ def test_a_server_without_room_refuses_and_goes_on(tmp_path: Path) -> None:
         assert table.pull([9]).tolist() == [[1, 1]]
 
     ps_clusters.run(tmp_path, main, workers=1, servers=1)
+
+
+HOSTILE: list[dict[str, Any]] = [
+    {"call": ["table"]},
+    {"call": "no"},
+    {"call": "table"},
+    {"call": "table", "table": {"name": "x", "dim": 1 << 70, "rows": 1, "rule": {}, "init": {}}},
+    {"call": "queue", "name": "q", "chunks": 1e300},
+    {"call": "queue", "name": "q", "chunks": -1},
+    {"call": "dense", "name": "\ud800", "rule": {"kind": "\ud800"}, "count": 1},
+    {"call": "dense", "name": "d", "rule": {"kind": "SGD", "lr": []}, "count": "x"},
+    {"call": "values", "name": "\ud800" * 500},
+    {"call": "first values", "name": "y"},
+]
+
+
+def test_bad_calls_do_not_end_the_server(tmp_path: Path) -> None:
+    def main(w: ps.Worker) -> None:
+        for request in HOSTILE:
+            refused(lambda r=request: w._call(0, r), errors.RdmaTensorError, "server 0: ")
+        table = w.table("t" * 200, 2, rows=4, rule=ps.Add(), init=ps.constant(1.0))
+        for number in range(4):  # its description exceeds a slot
+            w.table(f"{number}" * 200, 2, rows=4, rule=ps.Add())
+        refused(w.describe, errors.RdmaTensorError, "exceeds a slot")
+        assert float(table.pull([3]).sum()) == 2.0
+        init = ps.Init("NONE", 0.0, 0.0)
+        refused(
+            lambda: w.table("u", 1, rows=1, rule=ps.Add(), init=init),
+            errors.InvalidArgumentError,
+            "init=",
+        )
+
+    ps_clusters.run(tmp_path, main, workers=1, servers=1, slot_bytes=2048)
+
+
+def test_a_worker_closes_while_another_thread_pulls(transport: str, tmp_path: Path) -> None:
+    def main(w: ps.Worker) -> None:
+        table = w.table("t", 64, rows=ROWS, rule=ps.Add())
+        futures = [table.prefetch(torch.arange(ROWS)) for _ in range(50)]
+        futures[0].result(20)
+        w.leave()
+        w.close()
+        for future in futures:
+            assert (
+                future.cancelled()
+                or future.exception(20) is None
+                or isinstance(future.exception(), errors.ClosedError)
+            )
+        refused(lambda: table.prefetch([0]), errors.ClosedError, "closed")
+        refused(lambda: table.pull([0]), errors.ClosedError, "closed|left")
+
+    ps_clusters.run(tmp_path, main, workers=1, servers=2, transport=transport)
+
+
+def test_nothing_is_pulled_after_leave(transport: str, tmp_path: Path) -> None:
+    def main(w: ps.Worker) -> None:
+        table = w.table("t", 2, rows=4, rule=ps.Add())
+        w.leave()
+        refused(lambda: table.pull([0]), errors.ClosedError, "has left")
+
+    ps_clusters.run(tmp_path, main, workers=1, servers=2, transport=transport)

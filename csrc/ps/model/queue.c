@@ -41,6 +41,8 @@ rdti_ps_queue_lease(struct rdti_ps_queue *queue, uint32_t worker)
 {
     uint64_t chunk = RDT_PS_CHUNK_NONE;
 
+    if (queue->holders == NULL)
+        return RDT_PS_CHUNK_NONE;
     for (uint64_t i = 0; i < queue->next && queue->returned > 0; i++)
         if (queue->holders[i] == RDTI_PS_CHUNK_FREE) {
             queue->returned--;
@@ -59,28 +61,42 @@ rdti_ps_queue_lease(struct rdti_ps_queue *queue, uint32_t worker)
 bool
 rdti_ps_queue_apply(struct rdti_ps_queue *queue, uint64_t chunk)
 {
-    const bool is_first = queue->is_applied[chunk] == 0;
-
+    if (queue->is_applied == NULL || queue->is_applied[chunk] != 0)
+        return false;
     queue->is_applied[chunk] = 1;
-    return is_first;
+    queue->applied++;
+    if (queue->applied == queue->chunks) {
+        free(queue->is_applied);
+        queue->is_applied = NULL;
+    }
+    return true;
 }
 
 void
-rdti_ps_queue_confirm(struct rdti_ps_queue *queue, uint32_t worker)
+rdti_ps_queue_confirm(struct rdti_ps_queue *queue, uint64_t chunk, uint32_t worker)
 {
-    for (uint64_t i = 0; i < queue->next; i++)
-        if (queue->holders[i] == worker) {
-            queue->holders[i] = RDTI_PS_CHUNK_DONE;
-            queue->done++;
-        }
+    if (queue->holders == NULL || queue->holders[chunk] != worker)
+        return;
+    queue->holders[chunk] = RDTI_PS_CHUNK_DONE;
+    queue->done++;
+    if (queue->done == queue->chunks) {
+        free(queue->holders);
+        queue->holders = NULL;
+    }
+}
+
+void
+rdti_ps_queue_give_back(struct rdti_ps_queue *queue, uint64_t chunk, uint32_t worker)
+{
+    if (queue->holders == NULL || queue->holders[chunk] != worker)
+        return;
+    queue->holders[chunk] = RDTI_PS_CHUNK_FREE;
+    queue->returned++;
 }
 
 void
 rdti_ps_queue_return(struct rdti_ps_queue *queue, uint32_t worker)
 {
-    for (uint64_t i = 0; i < queue->next; i++)
-        if (queue->holders[i] == worker) {
-            queue->holders[i] = RDTI_PS_CHUNK_FREE;
-            queue->returned++;
-        }
+    for (uint64_t i = 0; queue->holders != NULL && i < queue->next; i++)
+        rdti_ps_queue_give_back(queue, i, worker);
 }

@@ -14,8 +14,10 @@
 struct rdti_ps_queue {
     uint64_t chunks;
     uint64_t done;
-    uint64_t next;       /* all before it are leased or done, but for those that came back */
-    uint64_t returned;   /* chunks before next that are free */
+    uint64_t applied;  /* on this server */
+    uint64_t next;     /* all before it are leased or done, but for those that came back */
+    uint64_t returned; /* chunks before next that are free */
+    /* NULL once all chunks are done, or applied. */
     uint32_t *holders;   /* of each chunk: RDTI_PS_CHUNK_*, or the worker; on server 0 */
     uint8_t *is_applied; /* of each chunk, on this server */
 };
@@ -29,9 +31,11 @@ void rdti_ps_queue_free(struct rdti_ps_queue *queue);
 uint64_t rdti_ps_queue_lease(struct rdti_ps_queue *queue, uint32_t worker);
 /* The chunk's step is applied on this server. False: it was before. */
 bool rdti_ps_queue_apply(struct rdti_ps_queue *queue, uint64_t chunk);
-/* The worker's chunks are done. */
-void rdti_ps_queue_confirm(struct rdti_ps_queue *queue, uint32_t worker);
-/* The worker's leases come back. */
+/* The chunk is done, if this worker holds it. */
+void rdti_ps_queue_confirm(struct rdti_ps_queue *queue, uint64_t chunk, uint32_t worker);
+/* The chunk is free again, if this worker holds it. */
+void rdti_ps_queue_give_back(struct rdti_ps_queue *queue, uint64_t chunk, uint32_t worker);
+/* All leases of the worker come back. */
 void rdti_ps_queue_return(struct rdti_ps_queue *queue, uint32_t worker);
 static inline bool
 rdti_ps_queue_is_over(const struct rdti_ps_queue *queue)

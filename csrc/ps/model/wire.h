@@ -26,6 +26,7 @@ enum {
     RDTI_PS_OP_CALL,     /* for the program that runs the server */
     RDTI_PS_OP_LEASE,    /* of queue; the answer: chunk, is stale, 8 bytes each, and members */
     RDTI_PS_OP_LEAVE,
+    RDTI_PS_OP_VALUES, /* of dense models that have changed, into the worker's parameters */
     RDTI_PS_OP_LIMIT,
 };
 /* Members: in RDT_PS_SYNC the workers that were given leases together, and whose ticks are one
@@ -35,7 +36,10 @@ enum { RDTI_PS_WORKERS_MAX = 4096, RDTI_PS_MEMBERS_BYTES = RDTI_PS_WORKERS_MAX /
 #define RDTI_PS_IS_DENSE UINT32_C(0x80000000)
 enum { RDTI_PS_DENSE_MAX = 64 };
 enum { RDTI_PS_LEASE_BYTES = 16 };
-enum { RDTI_PS_FLAG_UNIQUE = 1 }; /* the push has each id once */
+enum {
+    RDTI_PS_FLAG_UNIQUE = 1, /* the push has each id once */
+    RDTI_PS_FLAG_DROP = 2,   /* the tick's step is dropped: a server has refused a push of it */
+};
 
 struct rdti_ps_request {
     uint16_t op;

@@ -77,15 +77,21 @@ rdti_ps_answer_error(rdt_ps_server *server, uint32_t worker, uint32_t slot, rdt_
 }
 
 void
+rdti_ps_answer_end(rdt_ps_server *server, uint32_t worker, const char *message)
+{
+    uint8_t *text = rdt_region_addr(server->clients[worker].answers);
+    size_t length = strlen(message);
+
+    if (length > RDTI_PS_TEXT_BYTES - 1)
+        length = RDTI_PS_TEXT_BYTES - 1;
+    memset(text, 0, RDTI_PS_TEXT_BYTES);
+    memcpy(text, message, length);
+    answers_write(server, worker, 0, RDTI_PS_TEXT_BYTES, RDTI_PS_NOTIFY_FAILED);
+}
+
+void
 rdti_ps_answer_failure(rdt_ps_server *server)
 {
-    for (uint32_t worker = 0; worker < server->opts.workers; worker++) {
-        uint8_t *text = rdt_region_addr(server->clients[worker].answers);
-        size_t length = strlen(server->failure.message);
-        if (length > RDTI_PS_TEXT_BYTES - 1)
-            length = RDTI_PS_TEXT_BYTES - 1;
-        memset(text, 0, RDTI_PS_TEXT_BYTES);
-        memcpy(text, server->failure.message, length);
-        answers_write(server, worker, 0, RDTI_PS_TEXT_BYTES, RDTI_PS_NOTIFY_FAILED);
-    }
+    for (uint32_t worker = 0; worker < server->opts.workers; worker++)
+        rdti_ps_answer_end(server, worker, server->failure.message);
 }

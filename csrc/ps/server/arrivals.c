@@ -84,7 +84,10 @@ rdt_status
 rdti_ps_arrivals_start(rdt_ps_server *server, struct rdt_error *err)
 {
     server->is_task_over = false;
-    return rdt_context_add_task(server->ctx, arrivals_step, server, err);
+    const rdt_status status = rdt_context_add_task(server->ctx, arrivals_step, server, err);
+    if (status != RDT_OK)
+        server->is_task_over = true;
+    return status;
 }
 
 static bool

@@ -23,6 +23,7 @@ rdti_ps_dense_destroy(struct rdti_ps_dense *dense, uint32_t workers)
     free(dense->slots);
     free(dense->copies);
     free(dense->params);
+    free(dense->sent);
     free(dense->sum);
     free(dense);
 }
@@ -51,9 +52,10 @@ dense_allocate(rdt_ps_server *server, struct rdti_ps_dense *dense, struct rdt_er
     dense->slots = calloc(workers, sizeof(*dense->slots));
     dense->copies = calloc(workers, sizeof(*dense->copies));
     dense->params = calloc(workers, sizeof(*dense->params));
+    dense->sent = calloc(workers, sizeof(*dense->sent));
     dense->sum = malloc(BLOCK_FLOATS * sizeof(*dense->sum));
     if (dense->slots == NULL || dense->copies == NULL || dense->params == NULL ||
-        dense->sum == NULL)
+        dense->sent == NULL || dense->sum == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "a dense model for %u workers", workers);
     status = rdt_region_alloc(server->ctx, bytes, RDT_REGION_ZERO, &dense->values_region, err);
     if (status == RDT_OK)
@@ -145,14 +147,12 @@ rdt_ps_server_attach_dense(rdt_ps_server *server, uint32_t id, uint32_t worker,
     return status;
 }
 
-/* What is written to a worker. A write over shared memory is over when the call returns. The source
- * of others must stay: in RDT_PS_SYNC it does until the worker's next tick, else it is a copy. */
+/* What is written to a worker. It must not change until the worker has taken the answer that
+ * follows: in RDT_PS_SYNC it does not until the worker's next tick, else it is a copy. */
 static const float *
 dense_source(const rdt_ps_server *server, const struct rdti_ps_dense *dense, uint32_t worker)
 {
-    const rdt_endpoint *ep = server->clients[worker].ep;
-
-    if (server->opts.mode == RDT_PS_SYNC || rdt_endpoint_transport(ep) == RDT_TRANSPORT_SHM)
+    if (server->opts.mode == RDT_PS_SYNC)
         return dense->values;
     float *copy = rdt_region_addr(dense->copies[worker]);
     memcpy(copy, dense->values, dense->opts.count * sizeof(float));
@@ -160,17 +160,45 @@ dense_source(const rdt_ps_server *server, const struct rdti_ps_dense *dense, uin
 }
 
 static rdt_status
-dense_send(rdt_ps_server *server, const struct rdti_ps_dense *dense, uint32_t worker,
+dense_send(rdt_ps_server *server, struct rdti_ps_dense *dense, uint32_t worker,
            struct rdt_error *err)
 {
-    struct rdti_ps_client *client = &server->clients[worker];
+    const struct rdti_ps_client *client = &server->clients[worker];
 
     if (client->ep == NULL || client->is_dead || client->has_left ||
         dense->params[worker].len_bytes == 0)
         return RDT_OK;
+    dense->sent[worker] = dense->step;
     return rdt_endpoint_write(client->ep, dense_source(server, dense, worker),
                               dense->opts.count * sizeof(float), &dense->params[worker],
                               dense->opts.params_off * sizeof(float), RDT_NOTIFY_NONE, NULL, err);
+}
+
+bool
+rdti_ps_dense_is_stale(const rdt_ps_server *server, uint32_t worker)
+{
+    for (uint32_t i = 0; i < server->dense_count; i++)
+        if (server->dense[i]->params[worker].len_bytes != 0 &&
+            server->dense[i]->sent[worker] != server->dense[i]->step)
+            return true;
+    return false;
+}
+
+void
+rdti_ps_dense_bring(rdt_ps_server *server, uint32_t worker)
+{
+    struct rdt_error err;
+
+    rdti_error_init(&err, RDT_RANK_UNKNOWN);
+    for (uint32_t i = 0; i < server->dense_count; i++) {
+        struct rdti_ps_dense *dense = server->dense[i];
+        if (dense->sent[worker] == dense->step)
+            continue;
+        if (dense_send(server, dense, worker, &err) != RDT_OK) {
+            rdti_ps_arrivals_end(server, worker, &err);
+            return;
+        }
+    }
 }
 
 rdt_status
@@ -191,22 +219,21 @@ rdt_ps_server_send_dense(rdt_ps_server *server, uint32_t id, uint32_t worker, st
     rdt_status status = RDT_EINVAL;
 
     (void)pthread_mutex_lock(&server->lock);
-    const struct rdti_ps_dense *dense = dense_find(server, id, worker, err);
+    struct rdti_ps_dense *dense = dense_find(server, id, worker, err);
     if (dense != NULL)
         status = dense_send(server, dense, worker, err);
     (void)pthread_mutex_unlock(&server->lock);
     return status;
 }
 
-/* Whether a worker's gradients take part: it has pushed them, for a chunk that is new here. */
+/* Whether a worker's gradients take part. */
 static bool
 dense_takes(const struct rdti_ps_dense_step *step, const struct rdti_ps_dense *dense,
             uint32_t worker)
 {
     const struct rdti_ps_client *client = &step->server->clients[worker];
 
-    return client->has_tick && !client->is_repeated &&
-           (client->dense_mask >> dense->number & 1) != 0;
+    return client->has_tick && !client->is_void && (client->dense_mask >> dense->number & 1) != 0;
 }
 
 static bool
@@ -218,7 +245,8 @@ dense_has_gradients(const struct rdti_ps_dense_step *step, const struct rdti_ps_
     return false;
 }
 
-/* The mean of the slots' blocks, in the order of ranks; in place if there is one slot. */
+/* The mean of the slots' blocks, in the order of ranks; in place if there is one worker. A worker
+ * that has pushed none counts as one that has pushed zeros. */
 static const float *
 dense_mean(const struct rdti_ps_dense_step *step, const struct rdti_ps_dense *dense, uint64_t first,
            uint64_t count)
@@ -240,10 +268,13 @@ dense_mean(const struct rdti_ps_dense_step *step, const struct rdti_ps_dense *de
             memcpy(dense->sum, only, count * sizeof(float));
         kernels->add(dense->sum, slot, count);
     }
-    if (slots <= 1)
+    const bool is_divided = step->divisor > 1 && rdti_ps_rule_is_mean(&dense->opts.rule);
+    if (slots <= 1 && !is_divided)
         return only;
-    if (rdti_ps_rule_is_mean(&dense->opts.rule))
-        kernels->divide(dense->sum, (float)slots, count);
+    if (slots == 1)
+        memcpy(dense->sum, only, count * sizeof(float));
+    if (is_divided)
+        kernels->divide(dense->sum, (float)step->divisor, count);
     return dense->sum;
 }
 
@@ -262,11 +293,9 @@ dense_update(const struct rdti_ps_dense *dense, const struct rdti_ps_kernels *ke
 void
 rdti_ps_dense_apply(const struct rdti_ps_dense_step *step, struct rdti_ps_dense *dense)
 {
-    rdt_ps_server *server = step->server;
+    const rdt_ps_server *server = step->server;
     struct rdti_ps_factors factors;
-    struct rdt_error err;
 
-    rdti_error_init(&err, RDT_RANK_UNKNOWN);
     if (!dense_has_gradients(step, dense))
         return;
     dense->step++;
@@ -276,11 +305,5 @@ rdti_ps_dense_apply(const struct rdti_ps_dense_step *step, struct rdti_ps_dense 
         const uint64_t count = left < BLOCK_FLOATS ? left : BLOCK_FLOATS;
         dense_update(dense, server->kernels, &factors, dense_mean(step, dense, first, count), first,
                      count);
-    }
-    for (uint32_t worker = step->first; worker < step->end; worker++) {
-        if (!server->clients[worker].has_tick)
-            server->clients[worker].is_stale = true; /* it waits for a lease */
-        else if (dense_send(server, dense, worker, &err) != RDT_OK)
-            rdti_ps_arrivals_end(server, worker, &err);
     }
 }

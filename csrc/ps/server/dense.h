@@ -7,11 +7,12 @@
 
 #include "ps/server/server_impl.h"
 
-/* A round or a step: which workers' slots are averaged, and to which the values go. */
+/* A round or a step: which workers' slots are averaged. */
 struct rdti_ps_dense_step {
     rdt_ps_server *server;
     uint32_t first; /* workers with has_tick */
     uint32_t end;
+    uint32_t divisor;
     double lr_scale;
 };
 
@@ -25,12 +26,13 @@ struct rdti_ps_dense {
     rdt_region **slots;  /* of each worker */
     rdt_region **copies; /* of the values on their way to each worker; not in RDT_PS_SYNC */
     struct rdt_remote_region *params;
+    uint64_t *sent; /* the step whose values each worker has */
     uint32_t number;
     uint64_t step; /* applications so far */
 };
 
 void rdti_ps_dense_destroy(struct rdti_ps_dense *dense, uint32_t workers); /* NULL is legal */
-/* Applies the slots' gradients, and writes the values to the workers. */
+/* Applies the slots' gradients. */
 void rdti_ps_dense_apply(const struct rdti_ps_dense_step *step, struct rdti_ps_dense *dense);
 
 #endif

@@ -28,9 +28,8 @@ leases_give(rdt_ps_server *server, uint32_t worker, uint64_t chunk, const uint8_
     client->has_lease_request = false;
     rdti_ps_clocks_park(&server->clocks, worker, false);
     rdti_put_u64(payload, chunk);
-    rdti_put_u64(payload + sizeof(chunk), client->is_stale);
+    rdti_put_u64(payload + sizeof(chunk), rdti_ps_dense_is_stale(server, worker));
     memcpy(payload + RDTI_PS_LEASE_BYTES, members, members_bytes);
-    client->is_stale = false;
     rdti_ps_answer_send(server, worker, client->lease_slot, RDTI_PS_LEASE_BYTES + members_bytes);
 }
 

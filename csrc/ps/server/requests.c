@@ -57,6 +57,8 @@ requests_push(struct requests_one *one)
 
     if (table == NULL)
         return one->err.status;
+    if (one->client->has_tick)
+        return rdti_error_set(&one->err, RDT_EBUSY, 0, "a push before the last tick was answered");
     const uint64_t rows_bytes = count * table->opts.dim * sizeof(float);
     rdt_status status = requests_check_bytes(one, count * sizeof(*ids) + rows_bytes);
     if (status == RDT_OK)
@@ -124,9 +126,11 @@ requests_check_chunk(struct requests_one *one)
 static void
 requests_confirm(rdt_ps_server *server, uint32_t worker)
 {
-    for (uint32_t i = 0; i < server->queue_count; i++)
-        rdti_ps_queue_confirm(&server->queues[i], worker);
-    server->clients[worker].has_ticked_chunk = false;
+    struct rdti_ps_client *client = &server->clients[worker];
+
+    if (client->has_ticked_chunk)
+        rdti_ps_queue_confirm(&server->queues[client->tick_queue - 1], client->tick_chunk, worker);
+    client->has_ticked_chunk = false;
 }
 
 static rdt_status
@@ -136,8 +140,9 @@ requests_lease(struct requests_one *one)
         return rdti_error_set(&one->err, RDT_EINVAL, 0, "queue %u does not exist", one->head.queue);
     if (one->client->has_lease_request)
         return rdti_error_set(&one->err, RDT_EBUSY, 0, "a lease was asked for twice");
-    if (one->client->has_ticked_chunk)
-        requests_confirm(one->server, one->worker);
+    if (one->client->has_tick)
+        return rdti_error_set(&one->err, RDT_EBUSY, 0, "a lease before the last tick was answered");
+    requests_confirm(one->server, one->worker);
     one->client->has_lease_request = true;
     one->client->lease_slot = one->slot;
     one->client->lease_queue = one->head.queue;
@@ -185,6 +190,21 @@ requests_check_tick(struct requests_one *one, uint64_t tables_bytes, uint32_t me
     return status;
 }
 
+/* The tick counts for the clocks, and its step for nothing else. */
+static void
+requests_void(const struct requests_one *one)
+{
+    struct rdti_ps_client *client = one->client;
+
+    one->server->counters.staged_bytes -= client->stage.used_bytes;
+    rdti_ps_stage_clear(&client->stage);
+    if (client->tick_queue != 0)
+        rdti_ps_queue_give_back(&one->server->queues[client->tick_queue - 1], client->tick_chunk,
+                                one->worker);
+    client->tick_queue = 0;
+    client->has_ticked_chunk = false;
+}
+
 static rdt_status
 requests_tick(struct requests_one *one)
 {
@@ -195,12 +215,15 @@ requests_tick(struct requests_one *one)
                                        : 0;
     rdt_status status = requests_check_tick(one, tables_bytes, members_bytes);
 
-    client->dense_mask = 0;
-    if (status == RDT_OK)
-        status = requests_mark_tables(one, false);
     if (status != RDT_OK)
         return status;
-    client->is_repeated = false;
+    requests_confirm(one->server, one->worker);
+    client->dense_mask = 0;
+    status = requests_mark_tables(one, false);
+    if (status != RDT_OK)
+        return status;
+    client->is_void = client->is_refused || (one->head.flags & RDTI_PS_FLAG_DROP) != 0;
+    client->is_refused = false;
     client->has_tick = true;
     client->tick_slot = one->slot;
     client->lr_scale = one->head.lr_scale;
@@ -209,6 +232,8 @@ requests_tick(struct requests_one *one)
     client->has_ticked_chunk = one->head.queue != 0;
     client->tick_queue = one->head.queue;
     client->tick_chunk = one->head.chunk;
+    if (client->is_void)
+        requests_void(one);
     rdti_ps_steps_tick(one->server, one->worker);
     return RDT_OK;
 }
@@ -244,7 +269,7 @@ requests_leave(struct requests_one *one)
 {
     rdt_ps_server *server = one->server;
 
-    if (one->client->has_ticked_chunk)
+    if (!one->client->has_tick) /* else other servers may not have applied the step */
         requests_confirm(server, one->worker);
     requests_drop(server, one->worker);
     rdti_ps_answer_send(server, one->worker, one->slot, 0);
@@ -272,6 +297,10 @@ requests_run(struct requests_one *one)
         return requests_call(one);
     case RDTI_PS_OP_LEASE:
         return requests_lease(one);
+    case RDTI_PS_OP_VALUES:
+        rdti_ps_dense_bring(one->server, one->worker);
+        rdti_ps_answer_send(one->server, one->worker, one->slot, 0);
+        return RDT_OK;
     default:
         return requests_leave(one);
     }
@@ -303,6 +332,7 @@ rdti_ps_request_handle(rdt_ps_server *server, uint32_t worker, uint32_t slot)
     memcpy(head, at, sizeof(head));
     one.payload = at + RDTI_PS_HEAD_BYTES;
     if (rdti_ps_request_decode(head, server->opts.slot_bytes, &one.head, &one.err) != RDT_OK) {
+        rdti_ps_answer_end(server, worker, one.err.message);
         rdti_ps_arrivals_end(server, worker, &one.err);
         return;
     }
@@ -312,6 +342,8 @@ rdti_ps_request_handle(rdt_ps_server *server, uint32_t worker, uint32_t slot)
         return;
     one.client->sequence = one.head.sequence;
     const rdt_status status = requests_run(&one);
+    if (status != RDT_OK && one.head.op == RDTI_PS_OP_PUSH)
+        one.client->is_refused = true;
     if (status != RDT_OK)
         rdti_ps_answer_error(server, worker, slot, status, one.err.message);
 }

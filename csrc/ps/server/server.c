@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A server: its memory, its thread, and the calls of the program that runs it. */
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -10,6 +11,8 @@
 #include "ps/server/server_impl.h"
 
 #define STAGED_MAX_BYTES (UINT64_C(1) << 30)
+#define QUEUES_LEAST UINT32_C(64)
+#define QUEUES_MAX (UINT32_C(1) << 30)
 
 static void *
 server_run(void *arg)
@@ -84,11 +87,16 @@ static rdt_status
 server_start(rdt_ps_server *server, struct rdt_error *err)
 {
     rdt_status status = rdti_ps_arrivals_start(server, err);
+    sigset_t all;
+    sigset_t before;
     int number;
 
     if (status != RDT_OK)
         return status;
+    (void)sigfillset(&all); /* signals are for the program's threads */
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
     number = pthread_create(&server->thread, NULL, server_run, server);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (number != 0)
         return rdti_error_set(err, RDT_EDEVICE, number, "server: no thread can be made");
     server->has_thread = true;
@@ -151,6 +159,7 @@ rdt_ps_server_destroy(rdt_ps_server *server)
     }
     for (uint32_t i = 0; i < server->queue_count; i++)
         rdti_ps_queue_free(&server->queues[i]);
+    free(server->queues);
     rdti_ps_merge_free(&server->merge);
     rdti_ps_clocks_free(&server->clocks);
     free(server->clients);
@@ -228,6 +237,23 @@ rdt_ps_server_add_table(rdt_ps_server *server, const struct rdt_ps_table_opts *o
     return status;
 }
 
+/* Under server->lock. */
+static rdt_status
+server_reserve_queue(rdt_ps_server *server, struct rdt_error *err)
+{
+    const uint32_t room = server->queue_room > 0 ? 2 * server->queue_room : QUEUES_LEAST;
+
+    if (server->queue_count < server->queue_room)
+        return RDT_OK;
+    struct rdti_ps_queue *queues =
+        room < QUEUES_MAX ? realloc(server->queues, room * sizeof(*queues)) : NULL;
+    if (queues == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "no memory for %u queues", room);
+    server->queues = queues;
+    server->queue_room = room;
+    return RDT_OK;
+}
+
 rdt_status
 rdt_ps_server_add_queue(rdt_ps_server *server, uint64_t chunks, uint32_t *id_out,
                         struct rdt_error *err)
@@ -238,15 +264,14 @@ rdt_ps_server_add_queue(rdt_ps_server *server, uint64_t chunks, uint32_t *id_out
     if (status != RDT_OK)
         return status;
     (void)pthread_mutex_lock(&server->lock);
-    if (server->queue_count < RDTI_PS_QUEUES_MAX) {
+    status = server_reserve_queue(server, err);
+    if (status == RDT_OK) {
         server->queues[server->queue_count++] = queue;
         *id_out = server->queue_count;
-    } else {
-        rdti_ps_queue_free(&queue);
-        status =
-            rdti_error_set(err, RDT_EINVAL, 0, "there are %d queues already", RDTI_PS_QUEUES_MAX);
     }
     (void)pthread_mutex_unlock(&server->lock);
+    if (status != RDT_OK)
+        rdti_ps_queue_free(&queue);
     return status;
 }
 

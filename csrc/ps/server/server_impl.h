@@ -18,7 +18,7 @@
 #include "ps/server/table.h"
 #include "ps/model/wire.h"
 
-enum { RDTI_PS_TABLES_MAX = 4096, RDTI_PS_QUEUES_MAX = 4096 };
+enum { RDTI_PS_TABLES_MAX = 4096 };
 enum { RDTI_PS_ARRIVED_END = UINT32_MAX }; /* in place of a slot: the worker left or died */
 
 struct rdti_ps_arrival {
@@ -50,8 +50,9 @@ struct rdti_ps_client {
     uint32_t members_bytes;
     uint8_t members[RDTI_PS_MEMBERS_BYTES]; /* of the tick's round: bits by worker */
     uint64_t dense_mask;                    /* of the tick: the dense models that were pushed */
-    bool is_repeated;                       /* the tick is for a chunk that was applied before */
-    bool is_stale;                          /* its parameters of dense models are */
+    bool is_refused;                        /* a push since the last tick was */
+    /* The tick's step does not count: a push of it was refused, or its chunk was applied before. */
+    bool is_void;
     bool has_lease_request;
     bool has_ticked_chunk; /* the leased chunk's step has ended on this server */
     uint32_t lease_slot;
@@ -87,8 +88,9 @@ struct rdt_ps_server {
     uint32_t calls_first;
     uint32_t calls_count;
     struct rdti_ps_table *tables[RDTI_PS_TABLES_MAX];
-    struct rdti_ps_queue queues[RDTI_PS_QUEUES_MAX];
+    struct rdti_ps_queue *queues;
     uint32_t queue_count;
+    uint32_t queue_room;
     struct rdti_ps_dense *dense[RDTI_PS_DENSE_MAX];
     uint32_t dense_count;
     struct rdti_ps_clocks clocks;
@@ -123,6 +125,8 @@ void rdti_ps_answer_error(rdt_ps_server *server, uint32_t worker, uint32_t slot,
                           const char *text);
 /* Tell all workers that the server ends. */
 void rdti_ps_answer_failure(rdt_ps_server *server);
+/* Tell one worker that the server ends its connection. */
+void rdti_ps_answer_end(rdt_ps_server *server, uint32_t worker, const char *message);
 
 /* steps.c; under server->lock */
 /* What ticks have made possible: applies rounds, and answers ticks that need wait no longer. */
@@ -135,6 +139,12 @@ void rdti_ps_steps_tick(rdt_ps_server *server, uint32_t worker);
 void rdti_ps_leases_advance(rdt_ps_server *server);
 /* Ends everything: the reason goes to all. */
 void rdti_ps_server_fail(rdt_ps_server *server, const struct rdt_error *err);
+
+/* dense.c; under server->lock */
+/* Whether dense models have changed since their values were sent to the worker. */
+bool rdti_ps_dense_is_stale(const rdt_ps_server *server, uint32_t worker);
+/* Writes those values, before the answer that says so. */
+void rdti_ps_dense_bring(rdt_ps_server *server, uint32_t worker);
 
 /* requests.c; under server->lock */
 void rdti_ps_request_handle(rdt_ps_server *server, uint32_t worker, uint32_t slot);

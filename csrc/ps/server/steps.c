@@ -32,11 +32,11 @@ steps_drop_repeated(const struct steps_pushes *pushes)
 
     for (uint32_t worker = pushes->first; worker < pushes->end; worker++) {
         struct rdti_ps_client *client = &server->clients[worker];
-        if (!client->has_tick || client->tick_queue == 0 ||
+        if (!client->has_tick || client->is_void || client->tick_queue == 0 ||
             rdti_ps_queue_apply(&server->queues[client->tick_queue - 1], client->tick_chunk))
             continue;
         server->counters.staged_bytes -= client->stage.used_bytes;
-        client->is_repeated = true;
+        client->is_void = true;
         server->counters.replays++;
         rdti_ps_stage_clear(&client->stage);
     }
@@ -131,8 +131,42 @@ steps_apply_table(const struct steps_pushes *pushes, uint32_t number, struct rdt
     return RDT_OK;
 }
 
+/* Memory for the largest merge, before anything is applied. */
+static rdt_status
+steps_reserve(const struct steps_pushes *pushes, struct rdt_error *err)
+{
+    rdt_ps_server *server = pushes->server;
+    const struct rdti_ps_staged *entry = NULL;
+    rdt_status status = RDT_OK;
+    uint32_t worker;
+    uint64_t ids;
+
+    for (uint32_t i = 0; i < server->counters.tables && status == RDT_OK; i++) {
+        const uint32_t entries =
+            server->tables[i]->is_pushed ? steps_count(pushes, i, &ids, &worker, &entry) : 0;
+        if (entries == 0 || (entries == 1 && entry->is_unique))
+            continue;
+        status = rdti_ps_merge_begin(&server->merge, server->tables[i]->opts.dim, ids, err);
+        if (status == RDT_OK)
+            status = rdti_ps_merge_reserve_rows(&server->merge, ids, err);
+    }
+    return status;
+}
+
+/* A mean is over the workers whose step counts, whatever they have pushed. */
 static void
-steps_apply(const struct steps_pushes *pushes)
+steps_count_workers(struct steps_pushes *pushes)
+{
+    pushes->divisor = 0;
+    for (uint32_t worker = pushes->first; worker < pushes->end; worker++) {
+        const struct rdti_ps_client *client = &pushes->server->clients[worker];
+        if (client->has_tick && !client->is_void)
+            pushes->divisor++;
+    }
+}
+
+static void
+steps_apply(struct steps_pushes *pushes)
 {
     rdt_ps_server *server = pushes->server;
     const uint64_t start_ns = rdti_now_ns();
@@ -141,15 +175,18 @@ steps_apply(const struct steps_pushes *pushes)
 
     rdti_error_init(&err, RDT_RANK_UNKNOWN);
     steps_drop_repeated(pushes);
+    steps_count_workers(pushes);
+    status = steps_reserve(pushes, &err);
     for (uint32_t i = 0; i < server->counters.tables && status == RDT_OK; i++) {
         if (server->tables[i]->is_pushed)
             status = steps_apply_table(pushes, i, &err);
         server->tables[i]->is_pushed = false;
     }
-    for (uint32_t i = 0; i < server->dense_count; i++)
+    for (uint32_t i = 0; i < server->dense_count && status == RDT_OK; i++)
         rdti_ps_dense_apply(&(struct rdti_ps_dense_step){.server = server,
                                                          .first = pushes->first,
                                                          .end = pushes->end,
+                                                         .divisor = pushes->divisor,
                                                          .lr_scale = pushes->lr_scale},
                             server->dense[i]);
     for (uint32_t worker = pushes->first; worker < pushes->end; worker++) {
@@ -206,10 +243,27 @@ steps_is_round(rdt_ps_server *server, struct steps_pushes *pushes, struct rdt_er
                                  "another one by %g",
                                  worker, client->lr_scale, one->lr_scale);
         one = client;
-        pushes->divisor++;
         pushes->lr_scale = client->lr_scale;
     }
     return one != NULL;
+}
+
+/* Server 0 alone knows which workers wait for leases: the other servers would wait for their ticks
+ * in a round that names no members. */
+static void
+steps_check_parked(const rdt_ps_server *server, struct rdt_error *err)
+{
+    if (server->opts.index != 0 || server->opts.servers == 1 || steps_members(server) != NULL)
+        return;
+    for (uint32_t worker = 0; worker < server->opts.workers; worker++)
+        if (server->clocks.of[worker].state == RDTI_PS_PARKED) {
+            (void)rdti_error_set(err, RDT_EPROTO, 0,
+                                 "a worker called clock() without a batch while worker %u waits "
+                                 "for one: in \"sync\" with several servers each clock() ends a "
+                                 "batch until all are done",
+                                 worker);
+            return;
+        }
 }
 
 static void
@@ -228,6 +282,9 @@ steps_answer(rdt_ps_server *server, bool is_round)
                                               : rdti_ps_clocks_least(&server->clocks) < needed))
             continue;
         client->has_tick = false;
+        if (server->opts.mode != RDT_PS_SSP ||
+            server->opts.index == 0) /* else they are asked for */
+            rdti_ps_dense_bring(server, worker);
         rdti_ps_answer_send(server, worker, client->tick_slot, 0);
     }
 }
@@ -244,6 +301,8 @@ rdti_ps_steps_advance(rdt_ps_server *server)
         return;
     if (server->opts.mode == RDT_PS_SYNC) {
         is_round = steps_is_round(server, &pushes, &err);
+        if (is_round && err.status == RDT_OK)
+            steps_check_parked(server, &err);
         if (is_round && err.status != RDT_OK) {
             rdti_ps_server_fail(server, &err);
             return;
@@ -264,11 +323,10 @@ rdti_ps_steps_tick(rdt_ps_server *server, uint32_t worker)
 {
     server->counters.ticks++;
     if (server->opts.mode != RDT_PS_SYNC) {
-        const struct steps_pushes own = {.server = server,
-                                         .first = worker,
-                                         .end = worker + 1,
-                                         .divisor = 1,
-                                         .lr_scale = server->clients[worker].lr_scale};
+        struct steps_pushes own = {.server = server,
+                                   .first = worker,
+                                   .end = worker + 1,
+                                   .lr_scale = server->clients[worker].lr_scale};
         steps_apply(&own);
     }
     rdti_ps_steps_advance(server);

@@ -56,7 +56,9 @@ rdti_ps_conn_post(struct rdt_ps_worker *worker, uint32_t server, uint32_t slot,
     conn->slots[slot].is_given_up = false;
     conn->slots[slot].sequence = request->sequence;
     conn->in_flight++;
-    if (purpose != RDTI_PS_FOR_PUSH)
+    if (purpose == RDTI_PS_FOR_PUSH)
+        conn->pushes++;
+    else
         conn->of_operation++;
     return RDT_OK;
 }
@@ -95,7 +97,9 @@ conn_take_answer(struct rdt_ps_worker *worker, uint32_t server, uint32_t number,
     const struct rdti_ps_worker_slot done = *slot;
     slot->purpose = RDTI_PS_FREE;
     conn->in_flight--;
-    if (done.purpose != RDTI_PS_FOR_PUSH && !done.is_given_up)
+    if (done.purpose == RDTI_PS_FOR_PUSH)
+        conn->pushes--;
+    else if (!done.is_given_up)
         conn->of_operation--;
     if (!done.is_given_up)
         rdti_ps_operation_answered(worker, server, &done, (rdt_status)answer.status,

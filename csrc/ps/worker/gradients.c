@@ -72,17 +72,35 @@ rdt_ps_worker_add_dense(rdt_ps_worker *worker, const float *gradients, uint64_t 
     return RDT_OK;
 }
 
-rdt_status
-rdt_ps_worker_push_dense(rdt_ps_worker *worker, uint32_t dense, uint64_t first, uint64_t count,
-                         uint32_t is_first, struct rdt_error *err)
+static rdt_status
+gradients_check_use(const rdt_ps_worker *worker, uint32_t dense, struct rdt_error *err)
 {
     if (worker->op.purpose != RDTI_PS_FREE)
         return rdti_error_set(err, RDT_EBUSY, 0, "another operation of this worker is in flight");
-    if (worker->failure.status != RDT_OK)
-        return rdti_error_copy(err, &worker->failure);
     if (dense >= worker->dense_count)
         return rdti_error_set(err, RDT_EINVAL, 0, "dense model %u does not exist", dense);
-    struct rdti_ps_gradients *one = &worker->dense[dense];
+    return rdti_ps_operation_check(worker, RDTI_PS_FOR_PUSH, err);
+}
+
+rdt_status
+rdt_ps_worker_commit_dense(rdt_ps_worker *worker, uint32_t dense, struct rdt_error *err)
+{
+    const rdt_status status = gradients_check_use(worker, dense, err);
+
+    if (status == RDT_OK)
+        worker->dense[dense].is_pushed = true;
+    return status;
+}
+
+rdt_status
+rdt_ps_worker_push_dense(rdt_ps_worker *worker, uint32_t dense, uint64_t first, uint64_t count,
+                         struct rdt_error *err)
+{
+    rdt_status checked = gradients_check_use(worker, dense, err);
+
+    if (checked != RDT_OK)
+        return checked;
+    const struct rdti_ps_gradients *one = &worker->dense[dense];
     if (first > one->starts[worker->opts.servers] ||
         count > one->starts[worker->opts.servers] - first)
         return rdti_error_set(err, RDT_EINVAL, 0,
@@ -102,6 +120,5 @@ rdt_ps_worker_push_dense(rdt_ps_worker *worker, uint32_t dense, uint64_t first, 
         if (status != RDT_OK)
             return status;
     }
-    one->is_pushed = one->is_pushed || is_first == 0;
     return RDT_OK;
 }

@@ -35,7 +35,7 @@ operation_take_lease(struct rdt_ps_worker *worker, uint32_t server, const uint8_
     *worker->op.chunk_out = rdti_get_u64(payload);
     *worker->op.stale_out = rdti_get_u64(payload + sizeof(uint64_t)) != 0;
     if (*worker->op.chunk_out != RDT_PS_CHUNK_NONE) {
-        worker->queues = worker->op.queues;
+        worker->has_chunk = true;
         worker->chunk = *worker->op.chunk_out;
         worker->members_bytes = payload_bytes - RDTI_PS_LEASE_BYTES;
         memcpy(worker->members, payload + RDTI_PS_LEASE_BYTES, worker->members_bytes);
@@ -95,7 +95,7 @@ static void
 operation_put_chunk(const struct rdt_ps_worker *worker, uint32_t server, uint8_t *payload,
                     struct rdti_ps_request *request)
 {
-    if (worker->queues == NULL)
+    if (!worker->has_chunk)
         return;
     request->queue = worker->queues[server];
     request->chunk = worker->chunk;
@@ -103,19 +103,82 @@ operation_put_chunk(const struct rdt_ps_worker *worker, uint32_t server, uint8_t
     request->payload_bytes += worker->members_bytes;
 }
 
+/* With SSP, server 0 alone holds workers. It gets the tick when the others have applied it: then
+ * the clocks that it compares are those of steps that all servers have. */
+static bool
+operation_is_held_by_first(const struct rdt_ps_worker *worker)
+{
+    return worker->opts.mode == RDT_PS_SSP && worker->opts.servers > 1;
+}
+
+/* How many requests the operation has. The others send values of dense models after server 0 has
+ * answered: before, they may be older than SSP permits. */
+static uint32_t
+operation_requests(const struct rdt_ps_worker *worker)
+{
+    const struct rdti_ps_operation *op = &worker->op;
+    const uint32_t servers = worker->opts.servers;
+
+    if (op->purpose == RDTI_PS_FOR_CALL || op->purpose == RDTI_PS_FOR_LEASE)
+        return 1;
+    if (op->purpose == RDTI_PS_FOR_TICK && worker->dense_count > 0 &&
+        operation_is_held_by_first(worker))
+        return 2 * servers - 1;
+    return servers;
+}
+
+/* The server of request `next`. */
+static uint32_t
+operation_server(const struct rdt_ps_worker *worker)
+{
+    const struct rdti_ps_operation *op = &worker->op;
+
+    if (op->purpose == RDTI_PS_FOR_CALL || op->purpose == RDTI_PS_FOR_LEASE)
+        return op->server;
+    if (op->purpose == RDTI_PS_FOR_TICK && operation_is_held_by_first(worker))
+        return (op->next + 1) % worker->opts.servers;
+    return op->next;
+}
+
+/* Whether request `next` of a tick waits for the answer of a server. A step whose push was refused
+ * is dropped by all servers: with several of them, the answers to pushes come before the tick. */
+static bool
+operation_is_blocked(const struct rdt_ps_worker *worker, uint32_t *server_out)
+{
+    const struct rdti_ps_operation *op = &worker->op;
+    const uint32_t servers = worker->opts.servers;
+
+    if (op->purpose != RDTI_PS_FOR_TICK || servers == 1)
+        return false;
+    const bool is_after_others =
+        operation_is_held_by_first(worker) && (op->next == servers - 1 || op->next == servers);
+    for (uint32_t server = 0; server < servers; server++)
+        if ((op->next == 0 && worker->conns[server].pushes > 0) ||
+            (is_after_others && worker->conns[server].of_operation > 0)) {
+            *server_out = server;
+            return true;
+        }
+    return false;
+}
+
 static rdt_status
 operation_send_one(struct rdt_ps_worker *worker, uint32_t server, struct rdt_error *err)
 {
     const struct rdti_ps_operation *op = &worker->op;
     struct rdti_ps_request request = {.op = RDTI_PS_OP_LEAVE};
+    uint32_t purpose = op->purpose;
     uint32_t slot;
     const rdt_status status = rdti_ps_conn_find_slot(worker, server, &slot);
 
     if (status != RDT_OK)
         return status;
     uint8_t *payload = rdti_ps_conn_payload(worker, server, slot);
-    if (op->purpose == RDTI_PS_FOR_TICK) {
+    if (op->purpose == RDTI_PS_FOR_TICK && op->next >= worker->opts.servers) {
+        request.op = RDTI_PS_OP_VALUES;
+        purpose = RDTI_PS_FOR_VALUES;
+    } else if (op->purpose == RDTI_PS_FOR_TICK) {
         request.op = RDTI_PS_OP_TICK;
+        request.flags = worker->push_error.status != RDT_OK ? RDTI_PS_FLAG_DROP : 0;
         request.clock = worker->clock + 1;
         request.lr_scale = op->lr_scale;
         request.count = operation_put_tables(worker, server, payload);
@@ -123,13 +186,13 @@ operation_send_one(struct rdt_ps_worker *worker, uint32_t server, struct rdt_err
         operation_put_chunk(worker, server, payload, &request);
     } else if (op->purpose == RDTI_PS_FOR_LEASE) {
         request.op = RDTI_PS_OP_LEASE;
-        request.queue = op->queues[server];
+        request.queue = worker->queues[server];
     } else if (op->purpose == RDTI_PS_FOR_CALL) {
         request.op = RDTI_PS_OP_CALL;
         request.payload_bytes = (uint32_t)op->len_bytes;
         memcpy(payload, op->bytes, op->len_bytes);
     }
-    return rdti_ps_conn_post(worker, server, slot, &request, op->purpose, err);
+    return rdti_ps_conn_post(worker, server, slot, &request, purpose, err);
 }
 
 /* Posts what can be posted. RDT_EAGAIN, with *blocked: that server has no free slot. */
@@ -151,11 +214,11 @@ operation_send(struct rdt_ps_worker *worker, uint32_t *blocked, struct rdt_error
         }
         return answer;
     }
-    const bool is_of_one = op->purpose == RDTI_PS_FOR_CALL || op->purpose == RDTI_PS_FOR_LEASE;
-    const uint32_t end = is_of_one ? op->server + 1 : worker->opts.servers;
-    while (op->next < end) {
-        const rdt_status status = operation_send_one(worker, op->next, err);
-        *blocked = op->next;
+    while (op->next < operation_requests(worker)) {
+        if (operation_is_blocked(worker, blocked))
+            return RDT_EAGAIN;
+        *blocked = operation_server(worker);
+        const rdt_status status = operation_send_one(worker, *blocked, err);
         if (status != RDT_OK)
             return status;
         op->next++;
@@ -218,10 +281,13 @@ operation_end(struct rdt_ps_worker *worker, struct rdt_error *err)
     struct rdti_ps_operation *op = &worker->op;
     const bool is_tick = op->purpose == RDTI_PS_FOR_TICK;
 
+    worker->has_left = worker->has_left || op->purpose == RDTI_PS_FOR_LEAVE;
     op->purpose = RDTI_PS_FREE;
+    if (is_tick && op->error.status != RDT_OK) /* other servers may have counted it */
+        (void)rdti_error_copy(&worker->failure, &op->error);
     if (is_tick) {
         worker->clock++;
-        worker->queues = NULL;
+        worker->has_chunk = false;
         for (uint32_t i = 0; i < worker->view_count; i++)
             worker->views[i]->is_pushed = false;
         for (uint32_t i = 0; i < worker->dense_count; i++)
@@ -243,9 +309,10 @@ static rdt_status
 operation_go_on(struct rdt_ps_worker *worker, uint64_t deadline_ns, struct rdt_error *err)
 {
     uint32_t server = 0;
-    rdt_status status = worker->failure.status == RDT_OK ? operation_receive(worker, err)
-                                                         : rdti_error_copy(err, &worker->failure);
+    rdt_status status = rdti_ps_operation_check(worker, worker->op.purpose, err);
 
+    if (status == RDT_OK)
+        status = operation_receive(worker, err);
     if (status == RDT_OK)
         status = operation_send(worker, &server, err);
     if (status == RDT_OK && !operation_needs(worker, &server))
@@ -253,6 +320,15 @@ operation_go_on(struct rdt_ps_worker *worker, uint64_t deadline_ns, struct rdt_e
     if (status == RDT_OK || status == RDT_EAGAIN)
         status = operation_wait(worker, server, deadline_ns, err);
     return status == RDT_OK ? RDT_EAGAIN : status;
+}
+
+static void
+operation_fail(rdt_ps_worker *worker, const struct rdt_error *why)
+{
+    if (worker->failure.status == RDT_OK || worker->is_given_up)
+        (void)rdti_error_copy(&worker->failure, why);
+    worker->is_given_up = false;
+    rdt_ps_worker_abandon(worker);
 }
 
 rdt_status
@@ -269,12 +345,28 @@ rdt_ps_worker_resume(rdt_ps_worker *worker, uint64_t timeout_ns, struct rdt_erro
     while (status == RDT_EAGAIN);
     if (status == RDT_OK)
         return operation_end(worker, into);
-    if (status != RDT_ETIMEDOUT) {
-        if (worker->failure.status == RDT_OK)
-            (void)rdti_error_copy(&worker->failure, into);
-        rdt_ps_worker_abandon(worker);
-    }
+    if (status != RDT_ETIMEDOUT)
+        operation_fail(worker, into);
     return status;
+}
+
+/* A pull or a call has changed nothing that this worker must know. */
+static void
+operation_give_up(rdt_ps_worker *worker)
+{
+    const uint32_t purpose = worker->op.purpose;
+
+    if (worker->failure.status != RDT_OK || purpose == RDTI_PS_FOR_PULL ||
+        purpose == RDTI_PS_FOR_CALL)
+        return;
+    worker->is_given_up = true;
+    (void)rdti_error_set(&worker->failure, RDT_ECANCELED, 0,
+                         "a %s of this worker was interrupted or timed out, and servers may have "
+                         "carried it out: only leave() and close() are possible",
+                         purpose == RDTI_PS_FOR_TICK    ? "clock()"
+                         : purpose == RDTI_PS_FOR_LEASE ? "lease of a chunk"
+                         : purpose == RDTI_PS_FOR_PUSH  ? "push"
+                                                        : "leave()");
 }
 
 void
@@ -282,6 +374,7 @@ rdt_ps_worker_abandon(rdt_ps_worker *worker)
 {
     if (worker->op.purpose == RDTI_PS_FREE)
         return;
+    operation_give_up(worker);
     worker->op.purpose = RDTI_PS_FREE;
     for (uint32_t server = 0; server < worker->opts.servers; server++) {
         struct rdti_ps_conn *conn = &worker->conns[server];
@@ -297,12 +390,39 @@ rdt_ps_worker_abandon(rdt_ps_worker *worker)
 /* ---- Beginnings -------------------------------------------------------------------------- */
 
 rdt_status
+rdti_ps_operation_check(const struct rdt_ps_worker *worker, uint32_t purpose, struct rdt_error *err)
+{
+    if (worker->has_left)
+        return rdti_error_set(err, RDT_ECLOSED, 0, "this worker has left");
+    if (worker->failure.status != RDT_OK && !(worker->is_given_up && purpose == RDTI_PS_FOR_LEAVE))
+        return rdti_error_copy(err, &worker->failure);
+    return RDT_OK;
+}
+
+rdt_status
+rdti_ps_operation_poll(struct rdt_ps_worker *worker, struct rdt_error *err)
+{
+    struct rdt_error *into = err != NULL ? err : &worker->scrap;
+    rdt_status status = RDT_OK;
+
+    for (uint32_t server = 0; server < worker->opts.servers && status == RDT_OK; server++) {
+        status = rdti_ps_conn_receive(worker, server, RDT_NO_WAIT, into);
+        if (status == RDT_OK)
+            status = rdt_endpoint_error(worker->conns[server].ep, into);
+    }
+    if (status != RDT_OK)
+        operation_fail(worker, into);
+    return status;
+}
+
+rdt_status
 rdti_ps_operation_begin(struct rdt_ps_worker *worker, uint32_t purpose, struct rdt_error *err)
 {
     if (worker->op.purpose != RDTI_PS_FREE)
         return rdti_error_set(err, RDT_EBUSY, 0, "another operation of this worker is in flight");
-    if (worker->failure.status != RDT_OK)
-        return rdti_error_copy(err, &worker->failure);
+    const rdt_status status = rdti_ps_operation_check(worker, purpose, err);
+    if (status != RDT_OK)
+        return status;
     for (uint32_t server = 0; server < worker->opts.servers; server++)
         if (worker->conns[server].ep == NULL)
             return rdti_error_set(err, RDT_EINVAL, 0, "server %u is not attached", server);
@@ -345,7 +465,6 @@ rdt_ps_worker_call(rdt_ps_worker *worker, uint32_t server, const uint8_t *bytes,
     if (status != RDT_OK)
         return status;
     worker->op.server = server;
-    worker->op.next = server;
     worker->op.bytes = bytes;
     worker->op.len_bytes = len_bytes;
     worker->op.answer = answer;
@@ -360,7 +479,7 @@ rdt_ps_worker_lease(rdt_ps_worker *worker, const uint32_t *ids, uint64_t *chunk_
 {
     rdt_status status;
 
-    if (worker->queues != NULL)
+    if (worker->has_chunk)
         return rdti_error_set(err, RDT_EINVAL, 0, "chunk %llu has not ended by a tick yet",
                               (unsigned long long)worker->chunk);
     status = rdti_ps_operation_begin(worker, RDTI_PS_FOR_LEASE, err);
@@ -368,7 +487,7 @@ rdt_ps_worker_lease(rdt_ps_worker *worker, const uint32_t *ids, uint64_t *chunk_
         return status;
     worker->op.chunk_out = chunk_out;
     worker->op.stale_out = stale_out;
-    worker->op.queues = ids;
+    memcpy(worker->queues, ids, worker->opts.servers * sizeof(*ids));
     return rdt_ps_worker_resume(worker, timeout_ns, err);
 }
 

@@ -206,7 +206,7 @@ rdt_ps_worker_pull(rdt_ps_worker *worker, uint32_t table, const int64_t *ids, ui
         return status;
     if (worker->op.view->is_mapped) {
         rows_gather(worker->op.view, ids, count, out);
-        return rows_undo(worker, RDT_OK);
+        return rows_undo(worker, rdti_ps_operation_poll(worker, err)); /* a dead one's are old */
     }
     worker->op.ids = ids;
     worker->op.out = out;

@@ -30,7 +30,9 @@ worker_allocate(rdt_ps_worker *worker, struct rdt_error *err)
     worker->conns = calloc(opts->servers, sizeof(*worker->conns));
     worker->starts = calloc(opts->servers + 1, sizeof(*worker->starts));
     worker->cursors = calloc(opts->servers, sizeof(*worker->cursors));
-    if (worker->conns == NULL || worker->starts == NULL || worker->cursors == NULL)
+    worker->queues = calloc(opts->servers, sizeof(*worker->queues));
+    if (worker->conns == NULL || worker->starts == NULL || worker->cursors == NULL ||
+        worker->queues == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "worker: no memory for %u servers",
                               opts->servers);
     for (uint32_t server = 0; server < opts->servers && status == RDT_OK; server++)
@@ -89,6 +91,7 @@ rdt_ps_worker_destroy(rdt_ps_worker *worker)
     free(worker->order);
     free(worker->starts);
     free(worker->cursors);
+    free(worker->queues);
     free(worker->conns);
     free(worker);
 }

@@ -20,6 +20,7 @@ enum {
     RDTI_PS_FOR_CALL,
     RDTI_PS_FOR_LEASE,
     RDTI_PS_FOR_LEAVE,
+    RDTI_PS_FOR_VALUES, /* part of a tick */
 };
 
 struct rdti_ps_worker_slot {
@@ -41,6 +42,7 @@ struct rdti_ps_conn {
     uint64_t sequence;
     uint32_t in_flight;    /* slots that are not free */
     uint32_t of_operation; /* of them, those whose answer the operation needs */
+    uint32_t pushes;       /* of them, pushes */
 };
 
 struct rdti_ps_view {
@@ -77,9 +79,7 @@ struct rdti_ps_operation {
     uint64_t *len_out;
     uint64_t *chunk_out; /* RDTI_PS_FOR_LEASE */
     uint32_t *stale_out;
-    const uint32_t *queues;
-    bool is_posted; /* tick, call, leave: up to server `next` */
-    uint32_t next;
+    uint32_t next;          /* requests of a tick, call, lease or leave that were posted */
     struct rdt_error error; /* of the first answer that was one */
 };
 
@@ -93,7 +93,10 @@ struct rdt_ps_worker {
     struct rdti_ps_gradients dense[RDTI_PS_DENSE_MAX];
     uint32_t dense_count;
     uint64_t clock;
-    const uint32_t *queues; /* of the leased chunk, or NULL */
+    bool has_left;
+    bool is_given_up; /* the failure is an operation of this worker that was given up */
+    bool has_chunk;   /* leased, and not ended by a tick */
+    uint32_t *queues; /* of that chunk, or of the lease in flight: its number on each server */
     uint64_t chunk;
     uint32_t members_bytes; /* of the round in which it was leased */
     uint8_t members[RDTI_PS_MEMBERS_BYTES];
@@ -134,6 +137,11 @@ rdt_status rdti_ps_rows_scatter(struct rdt_ps_worker *worker,
 void rdti_ps_gradients_free(struct rdt_ps_worker *worker);
 
 /* operation.c */
+/* Takes what servers have sent, without waiting. RDT_EPEER: one is gone, or has failed. */
+rdt_status rdti_ps_operation_poll(struct rdt_ps_worker *worker, struct rdt_error *err);
+/* Whether operations are possible: the reason why not. */
+rdt_status rdti_ps_operation_check(const struct rdt_ps_worker *worker, uint32_t purpose,
+                                   struct rdt_error *err);
 /* RDT_EBUSY: one is in flight. */
 rdt_status rdti_ps_operation_begin(struct rdt_ps_worker *worker, uint32_t purpose,
                                    struct rdt_error *err);

@@ -45,7 +45,7 @@ model_step(struct model *model, uint32_t worker)
         model->alive--;
         rdti_ps_queue_return(&model->queues[0], worker);
     } else {
-        rdti_ps_queue_confirm(&model->queues[0], worker);
+        rdti_ps_queue_confirm(&model->queues[0], model->leased[worker], worker);
     }
     model->leased[worker] = RDT_PS_CHUNK_NONE;
 }
@@ -97,8 +97,23 @@ TEST(leases_are_in_order_and_come_back_first)
     CHECK_UINT_EQ(rdti_ps_queue_lease(&queue, 1), 2);
     CHECK_UINT_EQ(rdti_ps_queue_lease(&queue, 0), RDT_PS_CHUNK_NONE);
     CHECK(!rdti_ps_queue_is_over(&queue));
-    rdti_ps_queue_confirm(&queue, 1);
+    rdti_ps_queue_confirm(&queue, 0, 0); /* it is not worker 0's */
+    rdti_ps_queue_confirm(&queue, 0, 1);
+    rdti_ps_queue_confirm(&queue, 0, 1);
+    rdti_ps_queue_confirm(&queue, 1, 1);
+    CHECK(!rdti_ps_queue_is_over(&queue));
+    rdti_ps_queue_give_back(&queue, 2, 0);
+    rdti_ps_queue_give_back(&queue, 2, 1);
+    CHECK_UINT_EQ(rdti_ps_queue_lease(&queue, 0), 2);
+    rdti_ps_queue_confirm(&queue, 2, 0);
     CHECK(rdti_ps_queue_is_over(&queue));
+    CHECK(queue.holders == NULL);
+    CHECK_UINT_EQ(rdti_ps_queue_lease(&queue, 0), RDT_PS_CHUNK_NONE);
+    for (uint64_t chunk = 0; chunk < 3; chunk++) {
+        CHECK(rdti_ps_queue_apply(&queue, chunk));
+        CHECK(!rdti_ps_queue_apply(&queue, chunk));
+    }
+    CHECK(queue.is_applied == NULL);
     rdti_ps_queue_free(&queue);
 }
 
