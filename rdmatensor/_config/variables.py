@@ -267,7 +267,7 @@ NATIVE_VARIABLES = (
     Variable(
         "DETERMINISTIC", "flag", _FLAG, "0", "job",
         "1: sums use rank order for every size and path, so that their bits repeat from run to run",
-        _choice("0", "1"),
+        _flag,
     ),
     Variable(
         "COST_TABLE", "path", "path", UNSET, "rank 0",
@@ -340,7 +340,7 @@ NATIVE_VARIABLES = (
     Variable(
         "VERBS_FLAG_UNSAFE", "flag", _FLAG, "0", "process",
         "1: flags on any device, to measure them; a tensor may then be read before it has arrived",
-        _choice("0", "1"),
+        _flag,
     ),
 )  # fmt: skip
 

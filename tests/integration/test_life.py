@@ -164,17 +164,22 @@ def test_monitored_barrier_names_who_did_not_come(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "default"),
-    [("RDMATENSOR_ALGO", "tree", "auto"), ("RDMATENSOR_DETERMINISTIC", "1", "0")],
+    ("name", "text", "default", "same"),
+    [
+        ("RDMATENSOR_ALGO", "tree", "auto", "auto"),
+        ("RDMATENSOR_DETERMINISTIC", "1", "0", "0"),
+        ("RDMATENSOR_DETERMINISTIC", "true", "0", "off"),
+    ],
 )
 def test_what_collectives_go_by_must_be_the_same(
-    name: str, text: str, default: str, tmp_path: Path
+    name: str, text: str, default: str, same: str, tmp_path: Path
 ) -> None:
     role = "roles_life:setting_on_one_rank_only"
     ranks = jobs.run(role, 2, tmp_path / "other", name=name, text=text)
     said = jobs.results(ranks)[1]
-    assert f"{name} is '{text}' on rank 1 and '{default}' on rank 0" in said
-    ranks = jobs.run(role, 2, tmp_path / "same", name=name, text=default)
+    shown = "1" if text == "true" else text
+    assert f"{name} is '{shown}' on rank 1 and '{default}' on rank 0" in said
+    ranks = jobs.run(role, 2, tmp_path / "same", name=name, text=same)
     assert jobs.results(ranks) == ["agreed", "agreed"]
 
 

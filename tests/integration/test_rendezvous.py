@@ -78,7 +78,7 @@ def test_a_group_leaves_counts_and_unread_addresses_in_the_store(tmp_path: Path)
     [
         ("TEST_HOST", "two words", " is 'two words'; want 1 to 63 letters"),
         ("ALGO", "rign", " is 'rign'; want auto"),
-        ("DETERMINISTIC", "yes", " is 'yes'; want 0 or 1"),
+        ("DETERMINISTIC", "yea", " is 'yea'; want 0 or 1"),
         ("TIMEOUT_S", "soon", "='soon'"),
     ],
 )

@@ -192,7 +192,7 @@ def test_the_defaults_listed_are_those_of_settings() -> None:
 
 NATIVE = {
     "ALGO": (["ring", "halving-doubling"], ["rign", "Ring"]),
-    "DETERMINISTIC": (["0", "1"], ["2", "true"]),
+    "DETERMINISTIC": (["0", "1", "true"], ["2", "yea"]),
     "COST_TABLE": (["/tmp/costs"], []),
     "TEST_HOST": (["a.b-c_9"], ["a b", "x" * 64]),
     "VERBS_DEVICES": (["mlx5_0", "mlx5_0:1,rxe1"], ["mlx5_0:0", "mlx5_0:256", "a,,b", "x" * 256]),
@@ -207,7 +207,7 @@ NATIVE = {
     "VERBS_SL": (["15"], ["16"]),
     "VERBS_TC": (["254"], ["255"]),
     "VERBS_NOTIFY": (["auto"], ["both"]),
-    "VERBS_FLAG_UNSAFE": (["1"], ["on"]),
+    "VERBS_FLAG_UNSAFE": (["1", "on"], ["2"]),
 }
 
 

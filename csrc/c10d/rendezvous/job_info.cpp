@@ -30,10 +30,11 @@ struct CommonSetting {
     const char *name;
     const char *unset;
     char (rdti_told::*told)[RDTI_TOLD_SETTING_BYTES];
+    bool is_flag; /* RDMATENSOR_DETERMINISTIC, of which "1" and "true" are one value */
 };
 constexpr CommonSetting common_settings[] = {
-    {"RDMATENSOR_ALGO", "auto", &rdti_told::algo},
-    {"RDMATENSOR_DETERMINISTIC", "0", &rdti_told::deterministic},
+    {"RDMATENSOR_ALGO", "auto", &rdti_told::algo, false},
+    {"RDMATENSOR_DETERMINISTIC", "0", &rdti_told::deterministic, true},
 };
 
 /* The digits were written by to_hex(). */
@@ -52,7 +53,11 @@ value_of(const CommonSetting &setting)
 {
     const char *const text = std::getenv(setting.name);
     const char *const value = text == nullptr || text[0] == '\0' ? setting.unset : text;
+    rdt_error error = {};
+    bool is_on = false;
 
+    if (setting.is_flag && rdti_choice_is_ordered(CHOICE_AUTO, &is_on, &error) == RDT_OK)
+        return is_on ? "1" : "0";
     if (!rdti_text_is_plain(value, RDTI_TOLD_SETTING_BYTES))
         throw_value_error("init_process_group",
                           c10::str(setting.name, " has control characters, or more than ",

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/text.h"
 
 static const char *const choices[CHOICES] = {
     [CHOICE_AUTO] = "auto",
@@ -47,19 +48,18 @@ rdti_choice_is_ordered(unsigned choice, bool *out, struct rdt_error *err)
 {
     const char *text = getenv("RDMATENSOR_DETERMINISTIC");
 
-    if (text == NULL || text[0] == '\0' || strcmp(text, "0") == 0) {
-        *out = false;
-        return RDT_OK;
-    }
-    if (strcmp(text, "1") != 0)
+    bool is_on = false;
+
+    *out = false;
+    if (text != NULL && text[0] != '\0' && !rdti_text_flag(text, &is_on))
         return rdti_error_set(err, RDT_EINVAL, 0,
                               "RDMATENSOR_DETERMINISTIC is '%.40s'; want 0 or 1", text);
-    if (!choice_keeps_rank_order(choice))
+    if (is_on && !choice_keeps_rank_order(choice))
         return rdti_error_set(err, RDT_EINVAL, 0,
                               "RDMATENSOR_DETERMINISTIC=1 sums in rank order, which "
                               "RDMATENSOR_ALGO=%s does not; unset one of them",
                               choices[choice]);
-    *out = true;
+    *out = is_on;
     return RDT_OK;
 }
 

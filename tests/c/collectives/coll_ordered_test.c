@@ -113,7 +113,8 @@ TEST(what_cannot_be_deterministic_is_refused)
     } cases[] = {
         {"ring", "1", "which RDMATENSOR_ALGO=ring does not"},
         {"tree", "1", "which RDMATENSOR_ALGO=tree does not"},
-        {"auto", "yes", "RDMATENSOR_DETERMINISTIC is 'yes'; want 0 or 1"},
+        {"auto", "yea", "RDMATENSOR_DETERMINISTIC is 'yea'; want 0 or 1"},
+        {"ring", "True", "which RDMATENSOR_ALGO=ring does not"},
     };
     float value = 1.0F;
 

@@ -27,7 +27,7 @@ TEST(wrong_settings_are_named)
     check_setting("RDMATENSOR_VERBS_TIMEOUT", "x", "RDMATENSOR_VERBS_TIMEOUT=x");
     check_setting("RDMATENSOR_VERBS_MTU", "1500", "256, 512, 1024, 2048 or 4096");
     check_setting("RDMATENSOR_VERBS_NOTIFY", "bell", "imm, flag or auto");
-    check_setting("RDMATENSOR_VERBS_FLAG_UNSAFE", "2", "from 0 to 1");
+    check_setting("RDMATENSOR_VERBS_FLAG_UNSAFE", "2", "0 or 1 is meant");
     check_setting("RDMATENSOR_VERBS_PKEY", "0x1234", "PKEY 0x1234 is not in its table");
 }
 

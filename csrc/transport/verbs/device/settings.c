@@ -163,15 +163,13 @@ static rdt_status
 settings_read_notify(struct rdti_verbs_settings *out, struct rdt_error *err)
 {
     static const char *const names[] = {"imm", "flag", "auto"};
+    const char *unsafe = getenv("RDMATENSOR_VERBS_FLAG_UNSAFE");
     const char *text = getenv("RDMATENSOR_VERBS_NOTIFY");
 
-    long unsafe;
-    const rdt_status status =
-        settings_read_number("RDMATENSOR_VERBS_FLAG_UNSAFE", 0, 1, 0, &unsafe, err);
-
-    if (status != RDT_OK)
-        return status;
-    out->is_flag_unsafe = unsafe != 0;
+    out->is_flag_unsafe = false;
+    if (unsafe != NULL && unsafe[0] != '\0' && !rdti_text_flag(unsafe, &out->is_flag_unsafe))
+        return rdti_error_set(err, RDT_ENOTVIABLE, 0,
+                              "RDMATENSOR_VERBS_FLAG_UNSAFE=%.40s: 0 or 1 is meant", unsafe);
     out->notify = RDTI_VERBS_IMM;
     if (text == NULL || text[0] == '\0')
         return RDT_OK;
