@@ -34,6 +34,8 @@ def judge(junit: Path, cannot: dict[tuple[str, str], str]) -> tuple[str, list[st
         results = _RESULT.findall(said)
         if not results:
             problems.append(f"{name}: printed no result of a test")
+        elif program.get("status") == "fail" and not any(result == "FAIL" for result, _ in results):
+            problems.append(f"{name}: failed, and no test of it did\n{said[-2000:]}")
         for result, test in results:
             counts[result] += 1
             reason = cannot.get((name, test))

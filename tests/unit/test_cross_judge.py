@@ -59,3 +59,14 @@ def test_the_list_names_tests_that_exist() -> None:
     for program, test in listed:
         source = (ROOT / "tests" / "c" / f"{program}.c").read_text(encoding="utf-8")
         assert f"({test}" in source, f"{program} has no test {test}"
+
+
+def test_a_program_that_fails_without_a_test_that_does_is_a_problem(tmp_path: Path) -> None:
+    """A sanitizer's word at the exit, or a crash after the last test."""
+    junit = tmp_path / "junit.xml"
+    said = "ok   this (2.0 ms)\ntests: 1 passed"
+    junit.write_text(
+        f'<a><testcase name="base/x" status="fail"><system-out>{said}</system-out></testcase></a>'
+    )
+    _, (problem,) = cross_judge.judge(junit, {})
+    assert problem.startswith("base/x: failed, and no test of it did")
