@@ -5,6 +5,7 @@
 #ifndef RDTI_MESSAGE_MAILBOXES_H
 #define RDTI_MESSAGE_MAILBOXES_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/list.h"
@@ -44,6 +45,7 @@ struct rdti_mailboxes {
     struct rdti_pool requests;
     struct rdti_pool arrivals;
     struct rdti_parcels parcels;
+    bool has_refused_task; /* it ends the streams of refused writes (persistent_send.c) */
 };
 
 rdt_status rdti_mailboxes_create(rdt_context *ctx, const struct rdti_message_sink *sink,

@@ -138,8 +138,11 @@ bool rdti_stand_is_awaited(struct rdti_mailbox *m, uint64_t group_id, uint64_t t
 bool rdti_stand_send_now(struct rdti_mailbox *m, const struct rdti_message *head, const void *src,
                          struct rdt_transfer *t, rdt_status *status_out, struct rdt_error *err);
 void rdti_stand_send(struct rdti_mailbox *m, struct rdti_request *send);
-/* A write of this stream did not land, as its place was freed: the stream ends. */
+/* A write of this stream did not land, as its place was freed: the stream ends soon. The lane may
+ * have called, and the write's sums, which come before that end, may have yet to be queued. */
 void rdti_stand_on_refused(struct rdti_mailbox *m, uint64_t id);
+/* Ends such streams. Call outside of the lane. */
+void rdti_stand_end_refused(struct rdti_mailbox *m);
 /* A message that was counted was not sent: the ends no longer agree. */
 void rdti_stand_not_sent(struct rdti_mailbox *m, const struct rdti_request *send);
 rdt_status rdti_stand_on_stand(struct rdti_mailbox *m, const struct rdti_message *head,

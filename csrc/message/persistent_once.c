@@ -196,6 +196,7 @@ rdti_stand_is_told(const struct rdti_scope *scope, uint32_t dst, uint64_t tag, u
 void
 rdti_stand_on_beat(struct rdti_mailbox *m)
 {
+    rdti_stand_end_refused(m);
     for (struct rdti_list *node = m->tx_streams.next; node != &m->tx_streams; node = node->next) {
         struct rdti_tx_stream *stream = RDTI_CONTAINER(node, struct rdti_tx_stream, link);
         if (stream->is_keyed)

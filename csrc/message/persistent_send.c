@@ -8,6 +8,7 @@
 #include "message/persistent.h"
 #include "message/persistent_impl.h"
 #include "message/request_impl.h"
+#include "progress/engine.h"
 
 enum way { INTO_PLACE, ORDINARY, LATER };
 
@@ -140,7 +141,7 @@ rdti_tx_stream_write(struct rdti_tx_stream *stream, struct rdti_request *send, u
     stream = rdti_tx_stream_find_id(m, id);
     if (stream == NULL)
         return false;
-    if (!is_written) {
+    if (!is_written || stream->is_refused) { /* after the sums, which have the notification */
         rdti_tx_stream_end(stream);
         return false;
     }
@@ -149,13 +150,59 @@ rdti_tx_stream_write(struct rdti_tx_stream *stream, struct rdti_request *send, u
     return true;
 }
 
+static struct rdti_tx_stream *
+persistent_send_find_refused(struct rdti_mailbox *m)
+{
+    for (struct rdti_list *node = m->tx_streams.next; node != &m->tx_streams; node = node->next) {
+        struct rdti_tx_stream *stream = RDTI_CONTAINER(node, struct rdti_tx_stream, link);
+        if (stream->is_refused)
+            return stream;
+    }
+    return NULL;
+}
+
+void
+rdti_stand_end_refused(struct rdti_mailbox *m)
+{
+    struct rdti_tx_stream *stream;
+
+    while ((stream = persistent_send_find_refused(m)) != NULL) /* the path may end, and so all */
+        rdti_tx_stream_end(stream);
+}
+
+static rdt_status
+persistent_send_refused_step(void *arg)
+{
+    struct rdti_mailboxes *mailboxes = arg;
+    struct rdti_list *all = &mailboxes->all;
+
+    mailboxes->has_refused_task = false;
+    for (struct rdti_list *node = all->next, *next; node != all; node = next) {
+        struct rdti_mailbox *m = RDTI_CONTAINER(node, struct rdti_mailbox, link);
+        next = node->next;
+        if (persistent_send_find_refused(m) == NULL)
+            continue;
+        rdti_stand_end_refused(m);
+        rdti_mailbox_flush(m);
+    }
+    return RDT_OK;
+}
+
 void
 rdti_stand_on_refused(struct rdti_mailbox *m, uint64_t id)
 {
     struct rdti_tx_stream *stream = rdti_tx_stream_find_id(m, id);
+    struct rdti_mailboxes *mailboxes = m->mailboxes;
 
-    if (stream != NULL)
-        rdti_tx_stream_end(stream);
+    if (stream == NULL)
+        return;
+    stream->is_refused = true;
+    if (mailboxes->has_refused_task || /* without memory the next heartbeat ends it */
+        rdti_engine_add_task(m->ctx->engine, persistent_send_refused_step, mailboxes, NULL) !=
+            RDT_OK)
+        return;
+    mailboxes->has_refused_task = true;
+    rdti_engine_poke(m->ctx->engine);
 }
 
 static void

@@ -248,4 +248,64 @@ TEST_TIMEOUT(an_eager_message_that_was_changed_is_found, 60)
                               false);
 }
 
+static rdt_status
+refuse_write(struct rdti_lane *lane, struct rdti_op *op, struct rdt_error *err)
+{
+    if (!is_chosen(op))
+        return real.write(lane, op, err);
+    op->complete(op, RDT_ESTALE, NULL);
+    return RDT_OK;
+}
+
+/* Against the rules. The write is refused while the lane is called, and its sums have yet to be
+ * sent: they come before the end of the stream, which voids the announcement of the receive. */
+static void
+is_freed_under_its_receive(uint32_t transport)
+{
+    const uint64_t len_bytes = 1 << 18;
+    struct team team;
+    struct rdt_error err = {0};
+    rdt_region *regions[2];
+    rdt_transfer *send = NULL;
+    rdt_transfer *recv = NULL;
+    uint8_t *src = noise(len_bytes, 11);
+
+    open_team(&team, transport);
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(rdt_region_alloc(team.ctx[1], len_bytes, 0, &regions[i], &err), &err);
+    uint8_t *dst = rdt_region_addr(regions[0]);
+    for (int i = 0; i < 4; i++)
+        CHECK_OK(exchange(&team, src, dst, len_bytes, false, &err), &err);
+    const uint64_t placed = counters_of(team.ctx[0]).mailbox_placed;
+    CHECK(placed > 0);
+    CHECK_OK(rdt_group_recv(team.group[1], 0, 7, dst, len_bytes, NULL, &recv, &err), &err);
+    test_sleep_ns(50000000); /* the sender knows of it */
+    rdt_region_free(regions[0], NULL, NULL);
+    rdt_endpoint *ep = team.group[0]->scope.members[1].ep;
+    corrupt_next(ep, len_bytes, 0);
+    rdti_engine_enter(ep->ctx->engine);
+    evil.write = refuse_write;
+    rdti_engine_leave(ep->ctx->engine);
+    CHECK_OK(rdt_group_send(team.group[0], 1, 7, src, len_bytes, NULL, &send, &err), &err);
+    CHECK_STATUS(rdt_transfer_wait(recv, 15 * S, &err), RDT_ESTALE);
+    rdt_transfer_free(recv);
+    CHECK_STATUS(rdt_transfer_wait(send, 15 * S, &err), RDT_EPEER);
+    CHECK_STR_CONTAINS(err.message, "gave up the receive");
+    rdt_transfer_free(send);
+    CHECK(evil_done > 0);
+    dst = rdt_region_addr(regions[1]);
+    for (int i = 0; i < 4; i++)
+        CHECK_OK(exchange(&team, src, dst, len_bytes, false, &err), &err);
+    CHECK(counters_of(team.ctx[0]).mailbox_placed > placed); /* and such receives stand again */
+    rdt_region_free(regions[1], NULL, NULL);
+    close_team(&team);
+    free(src);
+}
+
+TEST_TIMEOUT(a_place_that_is_freed_under_its_receive_ends_both, 60)
+{
+    for (size_t i = 0; i < 3; i++)
+        is_freed_under_its_receive(transports[i]);
+}
+
 TEST_MAIN()
