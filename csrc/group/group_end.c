@@ -29,12 +29,11 @@ static const uint32_t may_become[] = {
 static void
 group_end_become(rdt_group *group, enum rdti_group_state state)
 {
-    const uint32_t old = atomic_load_explicit(&group->state, memory_order_relaxed);
-    const bool is_legal = (may_become[old] & 1u << state) != 0;
+    const bool is_legal = (may_become[group->state] & 1u << state) != 0;
 
     assert(is_legal);
     (void)is_legal;
-    atomic_store_explicit(&group->state, state, memory_order_release);
+    group->state = state;
     group->scope.is_live = state == RDTI_GROUP_LIVE;
 }
 
