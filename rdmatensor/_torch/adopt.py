@@ -15,6 +15,7 @@ from rdmatensor._torch.ddp import adopt as ddp_adopt
 from rdmatensor._torch.ddp import gradients as ddp_gradients
 from rdmatensor._torch.ddp import report as ddp_report
 from rdmatensor._torch.pipeline.stages import watch_stages
+from rdmatensor.config import Settings
 from rdmatensor.context import Context
 from rdmatensor.state import AdoptionState, GradientsState, NotAdoptedState
 
@@ -24,9 +25,10 @@ def adopted() -> list[AdoptionState]:
     return adoptions()
 
 
-def not_adopted(is_adopting: bool) -> list[NotAdoptedState]:
+def not_adopted(settings: Settings) -> list[NotAdoptedState]:
     """Return what is outside the arena now."""
-    return ddp_report.not_adopted(is_adopting)
+    by_hooks = None if settings.hooks else "RDMATENSOR_HOOKS=0"
+    return ddp_report.not_adopted(by_hooks if settings.adopt else "RDMATENSOR_ADOPT=0")
 
 
 def gradients() -> list[GradientsState]:

@@ -23,15 +23,17 @@ def test_buckets_of_ddp_are_born_in_the_arena(mode: str, tmp_path: Path) -> None
         assert all(step == rank["addresses"][3] for step in rank["addresses"][3:])
 
 
-def test_adoption_can_be_switched_off(tmp_path: Path) -> None:
-    ranks = jobs.run(
-        "roles_adopt:buckets", 2, tmp_path, environment={"RDMATENSOR_ADOPT": "0"}, mode="views"
-    )
+@pytest.mark.parametrize("setting", ["RDMATENSOR_ADOPT", "RDMATENSOR_HOOKS"])
+def test_adoption_can_be_switched_off(setting: str, tmp_path: Path) -> None:
+    ranks = jobs.run("roles_adopt:buckets", 2, tmp_path, environment={setting: "0"}, mode="views")
 
     for rank in jobs.results(ranks):
         assert rank["adopted"] == []
         assert not any(any(step) for step in rank["places"])
         assert rank["losses"] == rank["gloo_losses"]
+        assert f"{setting}=0" in {entry["reason"] for entry in rank["not_adopted"]}
+        if setting == "RDMATENSOR_HOOKS":  # modules are not watched
+            continue
         of_gradients = [entry for entry in rank["not_adopted"] if "gradients" in entry["what"]]
         assert [entry["reason"] for entry in of_gradients] == ["RDMATENSOR_ADOPT=0"]
         assert of_gradients[0]["tensors"] == len(rank["places"][0])

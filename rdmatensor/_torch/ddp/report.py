@@ -19,7 +19,6 @@ from rdmatensor._torch.ddp import gradients
 from rdmatensor.state import NotAdoptedState
 from rdmatensor.torch import MIN_BYTES, has_allocator, is_in_arena, requests
 
-_OFF = "RDMATENSOR_ADOPT=0"
 _TAKEN = "another library has taken over torch's allocator of CPU memory"
 _IGNORED = "DistributedDataParallel ignores the parameter: its gradient is not sent"
 _SPARSE = "sparse: its memory has another size each time"
@@ -85,16 +84,19 @@ def note_forward(module: DistributedDataParallel) -> None:
         _bare_passes[module] = _bare_passes.get(module, 0) + 1
 
 
-def not_adopted(is_adopting: bool) -> list[NotAdoptedState]:
-    """Return what is outside the arena now, by kind and reason."""
+def not_adopted(off_by: str | None) -> list[NotAdoptedState]:
+    """Return what is outside the arena now, by kind and reason.
+
+    off_by: the setting that switches adoption off.
+    """
     found: dict[tuple[str, str], NotAdoptedState] = {}
-    if not is_adopting or not has_allocator():
+    if off_by is not None or not has_allocator():
         what = "buckets of DistributedDataParallel, buffers of pipeline stages"
-        reason = _TAKEN if is_adopting else _OFF
+        reason = off_by or _TAKEN
         found[what, reason] = NotAdoptedState(
             what=what, reason=reason, tensors=0, bytes=0, names=[]
         )
-    for one in _outside(is_adopting):
+    for one in _outside(off_by):
         entry = found.setdefault(
             (one.what, one.reason),
             NotAdoptedState(what=one.what, reason=one.reason, tensors=0, bytes=0, names=[]),
@@ -106,14 +108,14 @@ def not_adopted(is_adopting: bool) -> list[NotAdoptedState]:
     return list(found.values())
 
 
-def _outside(is_adopting: bool) -> Iterator[_Tensor]:
+def _outside(off_by: str | None) -> Iterator[_Tensor]:
     for module in filter(None, (weak() for weak in _modules.keyrefs())):
         kind = type(module.module).__name__
         copied, why_off = gradients.copied_last(module)
         for name, parameter in module.module.named_parameters():
             grad = parameter.grad
             if grad is not None and not is_in_arena(grad):
-                reason = _why_gradient(module, name, grad, is_adopting)
+                reason = _why_gradient(module, name, grad, off_by)
                 yield _Tensor(f"gradients of {kind}", reason, name, _bytes_of(grad))
             elif grad is not None and name in copied and _bare_passes.get(module, 0) > 1:
                 what = f"gradients of {kind}, until torch has moved them"
@@ -130,18 +132,18 @@ def _outside(is_adopting: bool) -> Iterator[_Tensor]:
 
 
 def _why_gradient(
-    module: DistributedDataParallel, name: str, grad: torch.Tensor, is_adopting: bool
+    module: DistributedDataParallel, name: str, grad: torch.Tensor, off_by: str | None
 ) -> str:
     storage = grad.untyped_storage() if grad.layout == torch.strided else None
     reasons = (
-        (not is_adopting, _OFF),
+        (off_by is not None, off_by or ""),
         (name in module.parameters_to_ignore, _IGNORED),
         (storage is None, _SPARSE),
         (storage is not None and storage.is_shared(), _SHARED),
         (not module.gradient_as_bucket_view, _COPIED),
         (storage is not None and storage.nbytes() < MIN_BYTES, _SMALL),
         (module in _without_room, NO_ROOM),
-        (is_adopting and not has_allocator(), _TAKEN),
+        (not has_allocator(), _TAKEN),
     )
     return next((reason for holds, reason in reasons if holds), _ELSEWHERE)
 
