@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import platform
+import re
 import sysconfig
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
 from rdmatensor import config
 from rdmatensor._backend.compiler import what_is_missing, what_to_install
-from rdmatensor._backend.prebuilt import module_name
+from rdmatensor._backend.prebuilt import module_name, release_of
 from rdmatensor.doctor.finding import Finding, broken, ok
 from rdmatensor.errors import RdmaTensorError
 
@@ -50,12 +52,26 @@ def check_torch() -> Iterator[Finding]:
         yield ok("torch", "not installed: no backend, everything else works")
         return
     name = module_name(installed)
-    if name + str(sysconfig.get_config_var("EXT_SUFFIX")) not in BACKENDS:
+    built_for = BACKENDS.get(name + str(sysconfig.get_config_var("EXT_SUFFIX")), "")
+    # The backend is loaded into a torch of the same commit only. Its ABI is known by importing it.
+    if not built_for.startswith(f"{release_of(installed)} commit {_commit()} "):
         yield _without_module(installed, BACKENDS)
     elif importlib.util.find_spec(f"rdmatensor.{name}") is None:
         yield broken("torch", f"{installed}, but the file of its backend is missing", _REBUILD)
     else:
         yield ok("torch", f"{installed}, as the backend was built for")
+
+
+def _commit() -> str:
+    """Return the commit of the torch that is installed, from its file; "" if it does not say."""
+    found = importlib.util.find_spec("torch")
+    for folder in found.submodule_search_locations or () if found is not None else ():
+        file = Path(folder, "version.py")
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        told = re.search(r"^git_version = '(\w+)'$", text, re.MULTILINE)
+        if told is not None:
+            return told[1]
+    return ""
 
 
 def _without_module(installed: str, backends: dict[str, str]) -> Finding:

@@ -204,10 +204,28 @@ def test_a_backend_for_another_torch(
         assert "apt-get install g++" in found.fix
 
 
+@pytest.mark.parametrize("commit", ["the same", "another"])
+def test_a_backend_for_another_commit_of_its_torch(
+    monkeypatch: pytest.MonkeyPatch, commit: str
+) -> None:
+    """Such a module is not loaded: the doctor says what happens instead."""
+    torch = pytest.importorskip("torch")
+    from rdmatensor._build_stamp import BACKENDS
+
+    assert installation._commit() == torch.version.git_version
+    if commit == "another":
+        other = dict.fromkeys(BACKENDS, "2.13.0 commit 0000000 cxx11abi 1")
+        monkeypatch.setattr("rdmatensor._build_stamp.BACKENDS", other)
+    (found,) = installation.check_torch()
+    assert ("compiled for this one" in found.text) == (commit == "another")
+    assert ("as the backend was built for" in found.text) == (commit == "the same")
+
+
 def test_a_backend_whose_file_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     backends = {f"_c10d_torch2_99_0{suffix}": "2.99.0 commit 0 cxx11abi 1"}
     monkeypatch.setattr("rdmatensor._build_stamp.BACKENDS", backends)
+    monkeypatch.setattr(installation, "_commit", lambda: "0")
     monkeypatch.setattr("importlib.metadata.version", lambda _name: "2.99.0")
     (found,) = installation.check_torch()
     assert found.level == "broken"
