@@ -161,7 +161,7 @@ def describe(group: ProcessGroup | None = None) -> ProcessState:
     endpoints = state["endpoints"]
     state["peers"] = [_peer(rank, endpoints) for rank in members if rank != dist.get_rank()]
     state["adopted"] = adopt.adopted()
-    state["not_adopted"] = adopt.not_adopted(context.settings.adopt and context.settings.hooks)
+    state["not_adopted"] = adopt.not_adopted(context.settings)
     state["gradients"] = adopt.gradients()
     if dist.is_initialized():
         backend = backend_of(group_of(group))

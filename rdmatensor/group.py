@@ -37,7 +37,8 @@ from rdmatensor.types import ReduceOpLike, TensorLike
 class Group(Closable):
     """Ranks that communicate; made by World.group(). Ranks below are those of the group.
 
-    The order of arguments, src and dst are those of torch.distributed. A method that ends in _init
+    The order of arguments is that of torch.distributed; src and dst are ranks of the group, torch's
+    group_src and group_dst. A method that ends in _init
     takes the arguments of the method before its _init, waits for all members, and returns what is
     started often; in a coroutine, call it by asyncio.to_thread().
 
