@@ -67,7 +67,6 @@ def apply(
     optimizer: torch.optim.Optimizer,
     group: dist.ProcessGroup | None = None,
     *,
-    choose_again: bool = False,
     find_unused_parameters: bool = False,
 ) -> PlannedModel:
     """Make `model` train by `plan`, which DataParallel made for as many ranks as the group has.
@@ -86,7 +85,6 @@ def apply(
         plan: The plan, the same on all ranks.
         optimizer: The optimizer of the model's parameters.
         group: None is the default group. Its CPU backend must be rdmatensor.
-        choose_again: Has no effect. Buckets stay as planned; earlier versions could choose again.
         find_unused_parameters: A parameter of the plan that no rank used in a step keeps `.grad` as
             it was, mostly None, as with DistributedDataParallel; one small message a step is sent
             for it. Otherwise such a gradient is zero, which momentum and weight decay act on. Also
@@ -110,7 +108,6 @@ def apply(
         >>> optimizer.step()
         >>> planned.close()
     """
-    del choose_again
     return PlannedModel(
         _unplanned(model),
         plan,
@@ -275,7 +272,6 @@ class PlannedModel:
         "sent_bytes" are those of the buckets.
         "posting_s" is the time of the backward pass's thread in the calls that start sums,
         "ending_s" that in which it waited for the last sum.
-        "choice" says which "buckets" steps use: those of the plan.
         "last_step" is the last one alone, between the ends of two backward passes, in this whole
         process: counters(), where "copied_bytes" includes copies into places, of buckets not sent
         in place, and of packed buffers.
@@ -300,7 +296,6 @@ class PlannedModel:
             "posting_s": costs.posting_s,
             "ending_s": costs.ending_s,
             "last_step": costs.last_step,
-            "choice": "as planned",
         }
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Times, rates and sizes for people."""
+"""Times and sizes for people."""
 
 from __future__ import annotations
 
@@ -10,11 +10,6 @@ def time_text(ns: float) -> str:
     if ns < 1e6:
         return f"{ns / 1e3:.2f} us"
     return f"{ns / 1e6:.2f} ms" if ns < 1e9 else f"{ns / 1e9:.2f} s"
-
-
-def rate_text(size_bytes: float, ns: float) -> str:
-    """Time and GB/s (10^9 bytes a second)."""
-    return f"{time_text(ns)} ({size_bytes / ns:.2f} GB/s)"
 
 
 def size_text(size_bytes: float) -> str:

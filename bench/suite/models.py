@@ -194,7 +194,7 @@ def records_of(printed: Record, about: Record, transport: str, start: int) -> li
     """
     if "failed" in printed:
         return [_failure_of(printed, about, TOPIC)]
-    kept = ("distance", "parts", "cpu_ns", "memory_bytes", "arena_bytes", "beside", "choice")
+    kept = ("distance", "parts", "cpu_ns", "memory_bytes", "arena_bytes", "beside")
     fields = _fields(printed, about, transport, TOPIC)
     more = {name: printed[name] for name in kept if printed.get(name) not in (None, "", {})}
     blocks = cast("list[list[int]]", printed["blocks_ns"])

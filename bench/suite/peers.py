@@ -151,7 +151,6 @@ PEERS = (
         lambda _: "it moves GPUs' memory, and this suite measures tensors of CPUs",
     ),
 )
-UNMEASURED = ("nccl",)
 _OVER_VERBS = ("perftest",)
 
 

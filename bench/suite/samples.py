@@ -2,11 +2,11 @@
 
 A record has the fields that say what it is, unit ("ns"), raw_ns with the samples of all turns in
 their order, turns with how many of them each turn has ("raw"), its median and, of turns that share
-processes, which start of these it belongs to ("start"), how many others had turns between its
-("beside") and what these processes chose ("choice"), and the quantiles of all. The median and the
-band (p10, p90) are of raw_ns. A tail is of the single calls of all turns where these are known;
-where a turn knows more than it prints, it is the median of what the turns print. A tail of fewer
-samples than LEAST is left out; in place of p999 the largest stands (most_ns, of most_of samples).
+processes, which start of these it belongs to ("start") and how many others had turns between its
+("beside"), and the quantiles of all. The median and the band (p10, p90) are of raw_ns. A tail is of
+the single calls of all turns where these are known; where a turn knows more than it prints, it is
+the median of what the turns print. A tail of fewer samples than LEAST is left out; in place of p999
+the largest stands (most_ns, of most_of samples).
 Samples of one turn resemble each other: a comparison has to draw turns, not samples (compare.py).
 """
 
@@ -18,7 +18,7 @@ from typing import cast
 from bench.benchlib.record import Record, number
 from bench.benchlib.units import time_text
 
-_OF_A_TURN = ("start", "beside", "choice")
+_OF_A_TURN = ("start", "beside")
 _OF_SAMPLES = (
     *("raw_ns", "turns", *_OF_A_TURN, "median_ns"),
     *("p10", "p90", "p99", "p999", "samples", "calls_ns"),

@@ -86,7 +86,6 @@ def figures_of(job: Job, found: list[dict[str, Any]], far: float) -> dict[str, A
             for name in (parts[0] if parts else {})
         },
         "distance": far,
-        "choice": found[0]["choice"],
     }
 
 

@@ -129,7 +129,6 @@ def train(job: Job, rank: int, line: Line) -> None:
         found["held_bytes"] += held_bytes(began["pid"]) - began["empty_bytes"]
     dist.barrier()
     found["arena_bytes"] = trainer.arena_bytes()
-    found["choice"] = trainer.choice()
     next_step = warm_steps
     found["blocks"] = []
     for _ in line.blocks():

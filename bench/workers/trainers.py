@@ -121,10 +121,6 @@ class Trainer:
         collectives = cast("dict[str, float]", rdmatensor.distributed.describe()["collectives"])
         return {name: collectives[name] for name in ("summing_s", "copying_s")}
 
-    def choice(self) -> str:
-        """By which buckets and algorithms it goes, of those that choose."""
-        return ""
-
     def close(self) -> None:
         """After the last step, while the group is there.
 
@@ -149,9 +145,6 @@ class Planned(Trainer):
         described = self._planned.describe()
         held = {"posting_s": described["posting_s"], "ending_s": described["ending_s"]}
         return {**held, **super().costs()}
-
-    def choice(self) -> str:
-        return self._planned.describe()["choice"]
 
     def close(self) -> None:
         self._planned.close()

@@ -32,7 +32,6 @@ class Described(TypedDict):
     posting_s: float
     ending_s: float
     last_step: dict[str, float]
-    choice: str
 
 
 class Costs:

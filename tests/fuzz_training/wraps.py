@@ -8,7 +8,6 @@ one forward pass, a loop that goes on after an error.
 from __future__ import annotations
 
 import contextlib
-import inspect
 from typing import Any
 
 import torch
@@ -100,11 +99,11 @@ class Planned(Trained):
     ) -> None:
         assert dist.group.WORLD is not None
         self.group = dist.group.WORLD
-        options: dict[str, Any] = {"find_unused_parameters": bool(case.get("finds_unused"))}
-        if "choose_again" in inspect.signature(rdmatensor.plan.apply).parameters:
-            options["choose_again"] = False
         self.wrapped = rdmatensor.plan.apply(
-            model, _plan_of(case, model, inputs, gloo), optimizer, **options
+            model,
+            _plan_of(case, model, inputs, gloo),
+            optimizer,
+            find_unused_parameters=bool(case.get("finds_unused")),
         )
 
     def born(self) -> int:

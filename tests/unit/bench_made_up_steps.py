@@ -31,7 +31,6 @@ def printed(name: str, *took_ms: float, cpu_ms: float = 10.0) -> Record:
         "memory_bytes": 96 << 20,
         "arena_bytes": (32 << 20) if name == "planned" else 0,
         "distance": 2e-6,
-        "choice": "as planned" if name == "planned" else "",
     }
 
 

@@ -181,10 +181,10 @@ def test_the_table_of_peers_says_how_to_get_each() -> None:
     for peer in peers.PEERS:
         assert set(peer.topics) <= {*TOPICS, *ASKED_FOR}
         assert peer.what
-        without = ("floor", "copies", *peers.UNMEASURED)
+        without = ("floor", "copies", "nccl")
         assert bool(peer.how_to_get) == (peer.name not in without)
         for topic in peer.topics:
-            assert bool(peer.why_missing(topic)) or peer.name not in peers.UNMEASURED
+            assert bool(peer.why_missing(topic)) or peer.name != "nccl"
             assert isinstance(peer.why_missing(topic), str)
 
 
