@@ -6,6 +6,7 @@ turn with its progress so far, and has the machine from the answer until it asks
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -111,7 +112,7 @@ def _receive(
             assert isinstance(connection, Connection)
             try:
                 got[connection] = connection.recv()
-            except EOFError:
+            except (EOFError, OSError):  # it was killed
                 got[connection] = None
     return got
 
@@ -144,7 +145,8 @@ def _turn(
     began_s = time.monotonic()
     meter.begin()
     for connection in ranks:
-        connection.send(None)
+        with contextlib.suppress(OSError):  # it was killed: nothing comes from it
+            connection.send(None)
     answers = _receive(list(ranks), check)
     state[name] = {one: answer for one, answer in answers.items() if answer is not None}
     if len(state[name]) not in (0, len(ranks)):
