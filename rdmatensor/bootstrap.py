@@ -229,7 +229,9 @@ class World:
             *(self._store, wanted, self._timeout_s, "join", self._check_open),
             has=records.has_root,
         )
-        return records.read_root(self._ask(lambda store: store.get(self._root)))
+        root = records.read_root(self._ask(lambda store: store.get(self._root)))
+        records.check_root(root)
+        return root
 
     def _check_size(self, root: dict[str, object]) -> None:
         if root.get("size") != self.size:
@@ -552,18 +554,16 @@ class World:
         self.context._set_peers(None)
         # The store may be gone first: rank 0 of torch hosts it.
         with contextlib.suppress(RuntimeError, OSError):
-            self._store.ask(
-                partial(self._clear, has_failed=error is not None), _LAST_WORDS_S, "join"
-            )
+            self._store.ask(partial(self._clear, error), _LAST_WORDS_S, "join")
         if self._owns_context:
             self.context.close()
 
-    def _clear(self, store: Store, *, has_failed: bool) -> None:
+    def _clear(self, failure: BaseException | None, store: Store) -> None:
         """Delete this rank's keys; its message about an error stays."""
-        if not has_failed:
+        if failure is None:
             store.delete_key(self._key(self.rank))
         if self.rank == 0:
-            records.withdraw_root(store, self._root, self._run)
+            records.withdraw_root(store, self._root, self._run, failure)
 
     def __enter__(self) -> World:
         return self

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import time
+from pathlib import Path
+from typing import cast
 
 from rdmatensor.config import Settings
 from rdmatensor.errors import MismatchError, PeerError, ProtocolError, TransferTimeoutError
@@ -13,6 +17,7 @@ INCARNATION_BYTES = 8
 SECRET_BYTES = 32
 LEFT = "left: "  # not hexadecimal digits, as addresses are
 _REASON_CHARS_MAX = 500
+_known: set[object] = set()  # incarnations that this process has joined, or knows to have failed
 
 
 def left(error: BaseException) -> str:
@@ -54,30 +59,73 @@ def read_address(rank: int, value: bytes) -> bytes:
 
 
 def has_root(store: Store, keys: list[str]) -> bool:
-    """Return whether the root of a run is there that has not ended."""
-    return store.check(keys) and not any(is_abandoned(store, key) for key in keys)
+    """Return whether the root of a run is there that has not ended, or ended without this rank."""
+    return store.check(keys) and all(
+        _was_missed(store, key) or not is_abandoned(store, key) for key in keys
+    )
+
+
+def _was_missed(store: Store, key: str) -> bool:
+    """Return whether rank 0 failed in a run that this process never joined, but could have.
+
+    It was there at that time. A later one belongs to the next run, and waits for its root.
+    """
+    root = _root_now(store, key)
+    if root is None or "failure" not in root or root["incarnation"] in _known:
+        return False
+    at_s = root.get("failed_at_s")
+    is_here = root.get("failed_on") == _boot_id() and isinstance(at_s, float)
+    return is_here and _start_s() <= cast("float", at_s)
+
+
+def _root_now(store: Store, key: str) -> dict[str, object] | None:
+    """Return the root; None if it was deleted meanwhile, or is reported later."""
+    try:
+        return read_root(store.get(key, 0.0) if isinstance(store, FileStore) else store.get(key))
+    except (TransferTimeoutError, ProtocolError):
+        return None
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def _start_s() -> float:
+    """Return when this process was started, by CLOCK_BOOTTIME."""
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def check_root(root: dict[str, object]) -> None:
+    """Raise PeerError if rank 0 has failed; from now on this process knows the run."""
+    _known.add(root["incarnation"])
+    if "failure" in root:
+        error = PeerError(
+            "RDT_EPEER",
+            "join",
+            f"rank 0 left before this rank joined: {root['failure']}; to join its next run, join "
+            "again",
+        )
+        error.rank = 0
+        raise error
 
 
 def is_replaced(store: Store, key: str, root: dict[str, object]) -> bool:
     """Return whether the store has the root of another run."""
     if not store.check([key]):
         return False
-    try:
-        value = store.get(key, 0.0) if isinstance(store, FileStore) else store.get(key)
-        return read_root(value)["incarnation"] != root["incarnation"]
-    except TransferTimeoutError:  # it was deleted meanwhile
-        return False
-    except ProtocolError:  # something else uses the key
-        return True
+    now = _root_now(store, key)
+    return now is not None and now["incarnation"] != root["incarnation"]
 
 
 def is_abandoned(store: Store, key: str) -> bool:
-    """Return whether the root was set by a process of this host that has ended: it was killed."""
-    if not isinstance(store, FileStore):  # other stores end with the process that hosts them
+    """Return whether the process that set the root has failed, or was killed on this host."""
+    root = _root_now(store, key)
+    if root is None:
         return False
-    try:
-        root = read_root(store.get(key, 0.0))
-    except (TransferTimeoutError, ProtocolError):  # it was deleted meanwhile, or is reported later
+    if "failure" in root:
+        return True
+    if not isinstance(store, FileStore):  # other stores end with the process that hosts them
         return False
     return store._is_abandoned(lease_of(key, root), root.get("host"))
 
@@ -98,10 +146,25 @@ def publish_root(store: Store, key: str, root: dict[str, object]) -> None:
     store.set(key, json.dumps(root))
 
 
-def withdraw_root(store: Store, key: str, root: dict[str, object]) -> None:
-    """Delete the root, unless a later run has set its own, and give up its lease."""
+def withdraw_root(
+    store: Store, key: str, root: dict[str, object], failure: BaseException | None
+) -> None:
+    """Give up the lease, and delete the root, or put the failure there for those still to join.
+
+    A root that a later run has set stays.
+    """
     if store.check([key]) and not is_replaced(store, key, root):
-        store.delete_key(key)
+        if failure is None:
+            store.delete_key(key)
+        else:
+            left_root = {
+                **root,
+                "secret": None,
+                "failure": left(failure).removeprefix(LEFT),
+                "failed_on": _boot_id(),
+                "failed_at_s": time.clock_gettime(time.CLOCK_BOOTTIME),
+            }
+            store.set(key, json.dumps(left_root))
     if isinstance(store, FileStore):
         store._give_lease(lease_of(key, root))
 

@@ -22,6 +22,7 @@ from rdmatensor import (
     PeerError,
     Settings,
     TransferTimeoutError,
+    World,
     join,
 )
 from rdmatensor._native import lease
@@ -324,3 +325,37 @@ def test_a_group_made_while_its_world_closes_is_closed(
         with pytest.raises(ClosedError):
             world.group("late")
         assert made[0].is_closed
+
+
+def test_a_failure_of_rank_0_reaches_a_rank_that_joins_late(
+    settings: Settings, tmp_path: Path
+) -> None:
+    """And that rank can join the next run, which begins later."""
+    store = FileStore(tmp_path / "job")
+    with Context(settings) as one, Context(settings) as two, Context(settings) as late:
+        with pytest.raises(TypeError), join(store, 0, 2, context=one):
+            raise TypeError("a mistake")
+        start_s = time.monotonic()
+        with pytest.raises(PeerError, match=r"rank 0 left .*TypeError: a mistake") as caught:
+            join(store, 1, 2, context=late, timeout_s=20)
+        assert time.monotonic() - start_s < 5
+        assert caught.value.rank == 0
+        worlds: list[World] = []
+        threading.Timer(0.3, lambda: worlds.append(join(store, 0, 2, context=two))).start()
+        with join(store, 1, 2, context=late, timeout_s=20) as world:
+            world[0].wait_ready(timeout_s=20)
+            worlds[0].close()
+    assert [path.name for path in (tmp_path / "job").iterdir()] == []
+
+
+def test_a_failure_before_this_process_began_is_not_its_run_s(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileStore(tmp_path / "job")
+    with Context(settings) as one, Context(settings) as late:
+        with pytest.raises(TypeError), join(store, 0, 2, context=one):
+            raise TypeError("a mistake")
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        monkeypatch.setattr("rdmatensor._join.records._start_s", lambda: now_s)
+        with pytest.raises(TransferTimeoutError):
+            join(store, 1, 2, context=late, timeout_s=0.3)
