@@ -305,8 +305,10 @@ rdti_stand_tell(struct rdti_rx_stream *stream, struct rdti_request *receive)
             ? RDTI_PLACE_NONE
             : persistent_receive_need_place(stream, receive->buf, receive->len_bytes, &at, &is_new);
 
-    /* Keyed messages come in any order, and a write names its place alone. */
-    if (stream->is_keyed && persistent_receive_told_in(stream, place) != NULL)
+    /* Keyed messages come in any order, and a write names its place alone. Bytes that have yet to
+     * be compared must not be written over. */
+    if ((stream->is_keyed || rdti_context_verifies(m->ctx)) &&
+        persistent_receive_told_in(stream, place) != NULL)
         place = RDTI_PLACE_NONE;
     if (!persistent_receive_can_tell(stream, receive, number, place)) {
         rdti_rx_stream_leave(stream);

@@ -308,4 +308,40 @@ TEST_TIMEOUT(a_place_that_is_freed_under_its_receive_ends_both, 60)
         is_freed_under_its_receive(transports[i]);
 }
 
+/* The second message is written while the first has yet to be compared. */
+TEST_TIMEOUT(two_receives_in_one_place_are_both_compared, 60)
+{
+    const uint64_t len_bytes = 1 << 18;
+    struct team team;
+    struct rdt_error err = {0};
+    rdt_region *region;
+    rdt_transfer *send[2];
+    rdt_transfer *recv[2];
+    uint8_t *src[2] = {noise(len_bytes, 11), noise(len_bytes, 12)};
+
+    open_team(&team, RDT_TRANSPORT_SHM);
+    CHECK_OK(rdt_region_alloc(team.ctx[1], len_bytes, 0, &region, &err), &err);
+    uint8_t *dst = rdt_region_addr(region);
+    for (int i = 0; i < 4; i++)
+        CHECK_OK(exchange(&team, src[0], dst, len_bytes, false, &err), &err);
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(rdt_group_recv(team.group[1], 0, 7, dst, len_bytes, NULL, &recv[i], &err), &err);
+    test_sleep_ns(50000000); /* the sender knows of both */
+    rdti_engine_enter(team.ctx[1]->engine);
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(rdt_group_send(team.group[0], 1, 7, src[i], len_bytes, NULL, &send[i], &err),
+                 &err);
+    test_sleep_ns(20000000);
+    rdti_engine_leave(team.ctx[1]->engine);
+    for (int i = 0; i < 2; i++) {
+        check_done(recv[i]);
+        check_done(send[i]);
+    }
+    CHECK_MEM_EQ(dst, src[1], len_bytes);
+    rdt_region_free(region, NULL, NULL);
+    close_team(&team);
+    free(src[0]);
+    free(src[1]);
+}
+
 TEST_MAIN()
