@@ -27,7 +27,8 @@
  *   into its place     if its receive was announced with a place of exactly its size
  *   the default path   if its receive was announced without a place, or with one of another size,
  *                      or was skipped (later ones were announced); or if it is small enough to be
- *                      sent eagerly
+ *                      sent eagerly; or while an earlier one waits for the ring, as it must not
+ *                      be overtaken
  *   later              if it is larger, and its receive was not announced: the default path would
  *                      wait for that receive too
  * Writes need a receive that was announced and has not ended: a cancelled one ends when the message

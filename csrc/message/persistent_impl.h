@@ -61,6 +61,7 @@ struct rdti_tx_stream {
     uint64_t tag;
     uint64_t least_bytes;     /* keyed: of a message that waits until its receive was announced */
     bool is_refused;          /* a write did not land: the stream ends outside of the lane's call */
+    bool has_ordinary;        /* a message may wait for the ring: no write may overtake it */
     uint64_t sent;            /* number of the next message */
     uint32_t beats;           /* keyed: heartbeats so far */
     struct rdti_list waiting; /* sends, by their link, in order; they have no numbers yet */

@@ -63,6 +63,7 @@ persistent_send_release_waiting(struct rdti_tx_stream *stream)
 
     while ((node = rdti_list_take_first(&stream->waiting)) != NULL) {
         stream->sent++;
+        stream->has_ordinary = true;
         rdti_list_append(&stream->m->sends, node);
     }
 }
@@ -107,10 +108,14 @@ static enum way
 persistent_send_way_of(struct rdti_tx_stream *stream, uint64_t len_bytes, bool has_desc)
 {
     const struct rdti_announced_receive *first = persistent_send_first_told(stream);
+    const struct rdti_mailbox *m = stream->m;
 
+    if (rdti_list_is_empty(&m->sends) && rdti_list_is_empty(&m->control))
+        stream->has_ordinary = false;
     if (first == NULL)
         return len_bytes > RDTI_STAND_WAIT_BYTES ? LATER : ORDINARY;
-    if (first->number != stream->sent || first->place == RDTI_PLACE_NONE || has_desc)
+    if (first->number != stream->sent || first->place == RDTI_PLACE_NONE || has_desc ||
+        stream->has_ordinary)
         return ORDINARY;
     return stream->places[first->place].len_bytes == len_bytes ? INTO_PLACE : ORDINARY;
 }
@@ -223,6 +228,7 @@ persistent_send_run(struct rdti_tx_stream *stream)
         }
         persistent_send_count_missed(stream, send->len_bytes);
         stream->sent++;
+        stream->has_ordinary = true;
         rdti_list_append(&m->sends, &send->link);
     }
     rdti_mailbox_flush(m);
@@ -359,6 +365,7 @@ persistent_send_begin(struct rdti_mailbox *m, const struct rdti_message *head)
         rdti_keyed_begin(stream);
     else
         stream->sent = persistent_send_count_queued(m, head->group_id, head->tag);
+    stream->has_ordinary = stream->sent > 0;
     return true;
 }
 

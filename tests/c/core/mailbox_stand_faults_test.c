@@ -257,6 +257,66 @@ TEST_TIMEOUT(a_message_that_is_kept_outlives_its_sender, 60)
     rig_close(&rig);
 }
 
+/* ---- A ring without room ----------------------------------------------------------------- */
+
+/* A message that takes the default path, and waits there, is not overtaken by the next one, whose
+ * receive is in the same place. */
+static void
+is_not_overtaken(uint32_t transport)
+{
+    enum { FLOOD = 4096 };
+    static rdt_transfer *flood[FLOOD];
+    struct rig rig;
+    struct field from;
+    struct field field;
+    struct rdt_error err = {0};
+    rdt_transfer *send[2];
+    rdt_transfer *recv[2];
+    uint64_t word = 0;
+
+    rig_open(&rig, 2, transport);
+    field_make(&from, rig.ctx[0], LARGE);
+    field_make(&field, rig.ctx[1], LARGE);
+    let_stand_from(&rig, &field, from.piece[0]);
+    for (int i = 0; i < 2; i++) {
+        rig_fill(from.piece[i], LARGE, 100 + (uint64_t)i);
+        recv[i] = rig_recv(&rig, 1, 0, TAG, field.piece[0], LARGE);
+    }
+    CHECK_EVENTUALLY(has_heard_of(&rig, TAG, 2), 10);
+    struct rdti_engine *engine = rig.ctx[1]->engine;
+    rdti_engine_enter(engine); /* it takes nothing from its ring */
+    for (int i = 0; i < FLOOD; i++)
+        flood[i] = rig_send(&rig, 0, 1, TAG + 1, &word, sizeof(word));
+    const uint64_t placed = counters(&rig, 0).mailbox_placed;
+    send[0] = rig_send(&rig, 0, 1, TAG, from.piece[0], LARGE - 1);
+    send[1] = rig_send(&rig, 0, 1, TAG, from.piece[1], LARGE);
+    CHECK_UINT_EQ(counters(&rig, 0).mailbox_placed, placed);
+    rdti_engine_leave(engine);
+    for (uint64_t i = 0; i < 2; i++) {
+        CHECK_OK(rdt_transfer_wait(recv[i], rig_patience_ns(), &err), &err);
+        CHECK_UINT_EQ(rdt_transfer_len_bytes(recv[i]), LARGE - 1 + i);
+        rdt_transfer_free(recv[i]);
+        CHECK_OK(rig_end(send[i], &err), &err);
+    }
+    CHECK_MEM_EQ(field.piece[0], from.piece[1], LARGE);
+    for (int i = 0; i < FLOOD; i++) {
+        CHECK_OK(rig_end(rig_recv(&rig, 1, 0, TAG + 1, &word, sizeof(word)), &err), &err);
+        CHECK_OK(rig_end(flood[i], &err), &err);
+    }
+    const uint64_t later = counters(&rig, 0).mailbox_placed;
+    let_stand_from(&rig, &field, from.piece[0]);
+    CHECK_UINT_GE(counters(&rig, 0).mailbox_placed, later + 1); /* places are used again */
+    rdt_region_free(from.region, NULL, NULL);
+    rdt_region_free(field.region, NULL, NULL);
+    rig_close(&rig);
+}
+
+TEST_TIMEOUT(a_write_does_not_overtake_a_message_of_its_stream, 60)
+{
+    is_not_overtaken(RDT_TRANSPORT_SHM);
+    is_not_overtaken(RDT_TRANSPORT_TCP);
+}
+
 /* ---- Bounds ------------------------------------------------------------------------------ */
 
 static bool

@@ -79,18 +79,25 @@ stands(struct rig *rig, uint64_t tag)
     return is_standing;
 }
 
-/* Rank 0 knows that the receive for its next message is posted: it waits no more for this. */
+/* Rank 0 knows that the receives for its next messages, so many, are posted. */
 static inline bool
-has_heard(struct rig *rig, uint64_t tag)
+has_heard_of(struct rig *rig, uint64_t tag, uint64_t count)
 {
     rdt_group *group = rig->group[0];
 
     rdti_engine_enter(group->scope.ctx->engine);
     const struct rdti_tx_stream *stream =
         rdti_stand_find_tx(rdti_mailbox_of(group->scope.members[1].ep), group->scope.id, tag);
-    const bool is_heard = stream != NULL && stream->told_next > stream->sent;
+    const bool is_heard = stream != NULL && stream->told_next >= stream->sent + count;
     rdti_engine_leave(group->scope.ctx->engine);
     return is_heard;
+}
+
+/* It waits no more for the receive of its next message. */
+static inline bool
+has_heard(struct rig *rig, uint64_t tag)
+{
+    return has_heard_of(rig, tag, 1);
 }
 
 static inline bool
