@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import ps_clusters
 import pytest
 import torch
 
-from rdmatensor import errors, ps
+from rdmatensor import Context, FileStore, Settings, errors, ps
 
 ROWS, DIM = 3000, 5
 INIT = ps.uniform(-0.5, 0.5)
@@ -245,3 +247,54 @@ def test_nothing_is_pulled_after_leave(transport: str, tmp_path: Path) -> None:
         refused(lambda: table.pull([0]), errors.ClosedError, "has left")
 
     ps_clusters.run(tmp_path, main, workers=1, servers=2, transport=transport)
+
+
+def pull_for_s(table: ps.Table, seconds: float) -> None:
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        table.pull([0])
+
+
+def test_a_pull_notices_that_the_job_has_ended(transport: str, tmp_path: Path) -> None:
+    def main(w: ps.Worker) -> None:
+        table = w.table("t", 2, rows=4, rule=ps.Add())
+        if w.rank == 1:
+            raise RuntimeError("worker 1 ends without leave()")
+        refused(lambda: pull_for_s(table, 20), errors.PeerError, "worker 1 is gone")
+
+    with pytest.raises(errors.PeerError, match="worker 1 is gone"):  # of leave()
+        ps_clusters.run(tmp_path, main, workers=2, servers=2, transport=transport)
+
+
+def test_a_server_closes_while_it_serves(tmp_path: Path) -> None:
+    clusters: list[ps.Cluster] = []
+    ended: list[BaseException] = []
+
+    def play(rank: int) -> None:
+        settings = Settings(transport="tcp", secret=b"secret", timeout_s=30)
+        with (
+            Context(settings) as context,
+            ps.join(FileStore(tmp_path), rank, 2, servers=1, context=context) as cluster,
+        ):
+            clusters.append(cluster)
+            try:
+                if cluster.server is not None:
+                    cluster.server.serve()
+                elif cluster.worker is not None:
+                    table = cluster.worker.table("t", 2, rows=4, rule=ps.Add())
+                    is_made.set()
+                    while True:
+                        table.pull([0])
+            except errors.RdmaTensorError as error:
+                ended.append(error)
+
+    is_made = threading.Event()
+    threads = [threading.Thread(target=play, args=(rank,), daemon=True) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    assert is_made.wait(30)
+    next(one.server for one in clusters if one.server is not None).close()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert {type(one) for one in ended} == {errors.ClosedError, errors.PeerError}

@@ -68,11 +68,10 @@ conn_take_failure(struct rdt_ps_worker *worker, uint32_t server, struct rdt_erro
 {
     char text[RDTI_PS_TEXT_BYTES];
 
+    worker->conns[server].has_failed = true;
     memcpy(text, rdt_region_addr(worker->conns[server].outbox), sizeof(text));
     text[sizeof(text) - 1] = '\0';
-    (void)rdti_error_set(&worker->failure, RDT_EPEER, 0, "server %u ended the job: %s", server,
-                         text);
-    return rdti_error_copy(err, &worker->failure);
+    return rdti_error_set(err, RDT_EPEER, 0, "server %u ended the job: %s", server, text);
 }
 
 static rdt_status

@@ -322,11 +322,30 @@ operation_go_on(struct rdt_ps_worker *worker, uint64_t deadline_ns, struct rdt_e
     return status == RDT_OK ? RDT_EAGAIN : status;
 }
 
+/* A worker that notices a lost server leaves, and so makes the others end the job: the loss is the
+ * cause. A server that has said that it ends is not lost. */
 static void
-operation_fail(rdt_ps_worker *worker, const struct rdt_error *why)
+operation_find_cause(rdt_ps_worker *worker, struct rdt_error *why)
 {
-    if (worker->failure.status == RDT_OK || worker->is_given_up)
-        (void)rdti_error_copy(&worker->failure, why);
+    struct rdt_error other;
+
+    for (uint32_t server = 0; server < worker->opts.servers; server++) {
+        rdti_error_init(&other, RDT_RANK_UNKNOWN);
+        if (worker->conns[server].has_failed ||
+            rdti_ps_conn_receive(worker, server, RDT_NO_WAIT, &other) == RDT_OK ||
+            worker->conns[server].has_failed)
+            continue;
+        (void)rdti_error_copy(why, &other);
+        return;
+    }
+}
+
+static void
+operation_fail(rdt_ps_worker *worker, struct rdt_error *why)
+{
+    if (why->status == RDT_EPEER)
+        operation_find_cause(worker, why);
+    (void)rdti_error_copy(&worker->failure, why);
     worker->is_given_up = false;
     rdt_ps_worker_abandon(worker);
 }
@@ -345,9 +364,10 @@ rdt_ps_worker_resume(rdt_ps_worker *worker, uint64_t timeout_ns, struct rdt_erro
     while (status == RDT_EAGAIN);
     if (status == RDT_OK)
         return operation_end(worker, into);
-    if (status != RDT_ETIMEDOUT)
-        operation_fail(worker, into);
-    return status;
+    if (status == RDT_ETIMEDOUT)
+        return status;
+    operation_fail(worker, into);
+    return (rdt_status)into->status;
 }
 
 /* A pull or a call has changed nothing that this worker must know. */
@@ -410,9 +430,10 @@ rdti_ps_operation_poll(struct rdt_ps_worker *worker, struct rdt_error *err)
         if (status == RDT_OK)
             status = rdt_endpoint_error(worker->conns[server].ep, into);
     }
-    if (status != RDT_OK)
-        operation_fail(worker, into);
-    return status;
+    if (status == RDT_OK)
+        return RDT_OK;
+    operation_fail(worker, into);
+    return (rdt_status)into->status;
 }
 
 rdt_status

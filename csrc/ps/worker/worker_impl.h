@@ -43,6 +43,7 @@ struct rdti_ps_conn {
     uint32_t in_flight;    /* slots that are not free */
     uint32_t of_operation; /* of them, those whose answer the operation needs */
     uint32_t pushes;       /* of them, pushes */
+    bool has_failed;       /* the server has said that it ends the job */
 };
 
 struct rdti_ps_view {
