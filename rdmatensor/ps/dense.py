@@ -82,6 +82,7 @@ class Dense:
         self.region = context.export(self._array)
         self._number = -1
         self._hooks: list[_Removable] = []
+        self._is_released = False
         self._own = [(one.data, one.grad) for one in self._params]  # until attach() has succeeded
         self._views = list(self._adopt())
         self._members: list[list[int]] = [[] for _ in range(self.pieces)]
@@ -165,7 +166,7 @@ class Dense:
             PeerError: A server died.
         """
         if not self._hooks:
-            raise ClosedError("RDT_ECLOSED", "push", f"{self!r} was released")
+            raise ClosedError("RDT_ECLOSED", "push", f"{self!r} was released or closed")
         for index in range(len(self._params)):
             self._take(index)
         for piece in reversed(range(self.pieces)):
@@ -204,17 +205,23 @@ class Dense:
         The model then outlives the worker; the servers keep their values.
         """
         self._restore([(one.data.clone(), None) for one in self._params])
+        self._own = []
+
+    def unhook(self) -> None:
+        """Leave the model's backward passes alone; Worker.close() calls this."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     def undo(self) -> None:
         """Give the parameters back what they had; Worker.dense() calls this if it fails."""
         self._restore(self._own)
 
     def _restore(self, own: list[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
-        if not self._hooks:
+        if self._is_released:
             return
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        self._is_released = True
+        self.unhook()
         for one, (data, grad) in zip(self._params, own, strict=True):
             one.grad = None
             one.data = data

@@ -139,6 +139,9 @@ class Worker(Closable):
     def close(self) -> None:
         """End prefetches and operations of other threads, then release the worker; idempotent."""
         self._is_closing = True
+        for model in self._models.values():
+            model.unhook()
+        self._models, self._undone = {}, []  # they hold this worker, and arrays of the context
         for table in list(self._tables.values()):
             table.close()
         with self._lock:

@@ -71,7 +71,10 @@ conn_take_failure(struct rdt_ps_worker *worker, uint32_t server, struct rdt_erro
     worker->conns[server].has_failed = true;
     memcpy(text, rdt_region_addr(worker->conns[server].outbox), sizeof(text));
     text[sizeof(text) - 1] = '\0';
-    return rdti_error_set(err, RDT_EPEER, 0, "server %u ended the job: %s", server, text);
+    if (worker->ended.status == RDT_OK)
+        (void)rdti_error_set(&worker->ended, RDT_EPEER, 0, "server %u ended the job: %s", server,
+                             text);
+    return rdti_error_copy(err, &worker->ended);
 }
 
 static rdt_status

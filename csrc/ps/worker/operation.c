@@ -338,6 +338,8 @@ operation_find_cause(rdt_ps_worker *worker, struct rdt_error *why)
         (void)rdti_error_copy(why, &other);
         return;
     }
+    if (worker->ended.status != RDT_OK) /* a write to it failed before its reason was read */
+        (void)rdti_error_copy(why, &worker->ended);
 }
 
 static void

@@ -109,6 +109,7 @@ struct rdt_ps_worker {
     uint64_t *starts;            /* servers + 1 */
     uint64_t *cursors;           /* servers */
     struct rdt_error push_error; /* the first since the last tick */
+    struct rdt_error ended;      /* what the first server that ended the job has said */
     struct rdt_error failure;
     struct rdt_error scrap;
 };
