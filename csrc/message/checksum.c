@@ -252,6 +252,28 @@ checksum_name_region(const struct rdti_mailbox *m, const struct rdti_sums *sums,
         (void)snprintf(out->text, sizeof(out->text), "region %u, written by a write", sums->index);
 }
 
+/* These bytes were compared, after those before them if they follow each other. */
+static void
+checksum_note_compared(struct rdti_mailbox *m, uintptr_t at, uint64_t len_bytes)
+{
+    if (at != m->compared_from + m->compared_bytes) {
+        m->compared_from = at;
+        m->compared_bytes = 0;
+    }
+    m->compared_bytes += len_bytes;
+}
+
+static rdt_status
+checksum_deliver(struct rdti_mailbox *m, uint32_t notification, bool is_stale,
+                 struct rdt_error *err)
+{
+    const rdt_status status = rdti_endpoint_on_summed(m->ep, notification, is_stale, err);
+
+    if (notification != RDTI_NOTIFY_NONE)
+        m->compared_bytes = 0;
+    return status;
+}
+
 rdt_status
 rdti_sums_on_written(struct rdti_mailbox *m, const uint8_t *body, uint64_t body_bytes,
                      struct rdt_error *err)
@@ -266,11 +288,11 @@ rdti_sums_on_written(struct rdti_mailbox *m, const uint8_t *body, uint64_t body_
     if (status != RDT_OK)
         return status;
     if (sums.len_bytes == 0)
-        return rdti_endpoint_on_summed(m->ep, sums.notification, false, err);
+        return checksum_deliver(m, sums.notification, false, err);
     status = rdti_regions_acquire(m->ctx->regions, sums.index, sums.generation, sums.off_bytes,
                                   sums.len_bytes, &target, &why);
     if (status == RDT_ESTALE)
-        return rdti_endpoint_on_summed(m->ep, sums.notification, true, err);
+        return checksum_deliver(m, sums.notification, true, err);
     if (status != RDT_OK)
         return rdti_error_set_rank(err, RDT_EPROTO, rank,
                                    "rank %d summed bytes outside of our memory: %s", (int)rank,
@@ -278,11 +300,12 @@ rdti_sums_on_written(struct rdti_mailbox *m, const uint8_t *body, uint64_t body_
     struct rdti_request *receive = checksum_find_receive(m, target.addr);
     checksum_name_region(m, &sums, receive, &subject);
     status = rdti_sums_compare(m->ep, target.addr, sums.len_bytes, sums.sums, &subject, err);
+    if (status == RDT_OK)
+        checksum_note_compared(m, (uintptr_t)target.addr, sums.len_bytes);
     rdti_regions_release(m->ctx->regions, &target);
     if (receive != NULL && receive->state == RDTI_REQUEST_GRANTED)
         receive->checked_bytes += sums.len_bytes;
-    return status == RDT_OK ? rdti_endpoint_on_summed(m->ep, sums.notification, false, err)
-                            : status;
+    return status == RDT_OK ? checksum_deliver(m, sums.notification, false, err) : status;
 }
 
 /* ---- Messages ---------------------------------------------------------------------------- */

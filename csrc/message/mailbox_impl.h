@@ -105,6 +105,8 @@ struct rdti_mailbox {
     uint32_t *offered_sums;    /* of the message whose RTS comes next, so far */
     uint64_t offered_id;
     uint64_t offered_bytes;
+    uintptr_t compared_from; /* written by the peer, in one piece, since the last notification */
+    uint64_t compared_bytes;
     uint32_t offer_count; /* RTS among them */
 
     struct rdti_list rx_streams; /* persistent.h */

@@ -498,6 +498,17 @@ rdti_stand_keeps(struct rdti_mailbox *m, uint64_t group_id, uint64_t tag)
 
 /* ---- Messages that landed ---------------------------------------------------------------- */
 
+/* With sums: all of the receive was compared since the notification before. */
+static bool
+persistent_receive_is_compared(const struct rdti_mailbox *m, const struct rdti_request *receive)
+{
+    const uintptr_t at = (uintptr_t)receive->buf;
+
+    return !rdti_context_verifies(m->ctx) ||
+           (at >= m->compared_from &&
+            at + receive->len_bytes <= m->compared_from + m->compared_bytes);
+}
+
 rdt_status
 rdti_stand_on_landed(struct rdti_mailbox *m, uint32_t id, uint32_t place, struct rdt_error *err)
 {
@@ -514,6 +525,10 @@ rdti_stand_on_landed(struct rdti_mailbox *m, uint32_t id, uint32_t place, struct
         why = receive->error;
     else if (!rdti_place_is_there(stream, receive))
         (void)rdti_place_freed_early(&why);
+    else if (!persistent_receive_is_compared(m, receive))
+        return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(m->ep),
+                                   "mailbox: rank %d did not sum all that it wrote in a place",
+                                   (int)rdti_endpoint_rank(m->ep));
     persistent_receive_untell(receive);
     rdti_request_finish(receive, (rdt_status)why.status, &why);
     return RDT_OK;

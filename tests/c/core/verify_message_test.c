@@ -4,10 +4,15 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "base/crc32c.h"
 #include "group/group_impl.h"
 #include "message/checksum.h"
+#include "message/mailbox_impl.h"
+#include "message/persistent_impl.h"
+#include "message/request_impl.h"
 #include "verify_rig.h"
 #include "rdmatensor_ext.h"
+#include "wire/notify.h"
 
 /* The library reads private memory of peers through this; the byte at evil_off of the message that
  * is as long is changed. */
@@ -342,6 +347,63 @@ TEST_TIMEOUT(two_receives_in_one_place_are_both_compared, 60)
     close_team(&team);
     free(src[0]);
     free(src[1]);
+}
+
+/* What the peer's WRITTEN says: so many bytes from there on, and perhaps the notification. */
+static rdt_status
+say_written(struct rdti_mailbox *m, struct rdti_sums sums, const uint8_t *place, uint64_t off,
+            uint64_t len_bytes, uint32_t notification)
+{
+    struct rdt_error err = {0};
+    uint8_t body[RDTI_SUMS_BYTES_MAX];
+
+    sums.off_bytes = off;
+    sums.len_bytes = len_bytes;
+    sums.count = (uint32_t)rdti_sum_count(len_bytes);
+    sums.notification = notification;
+    rdti_crc32c_chunks(place + off, len_bytes, sums.sums);
+    return rdti_sums_on_written(m, body, rdti_sums_encode(&sums, body), &err);
+}
+
+TEST_TIMEOUT(a_place_that_was_not_summed_whole_is_refused, 60)
+{
+    const uint64_t len_bytes = 1 << 18;
+    const uint64_t half = len_bytes / 2;
+    struct team team;
+    struct rdt_error err = {0};
+    rdt_region *region;
+    rdt_transfer *recv = NULL;
+    uint8_t *src = noise(len_bytes, 11);
+
+    open_team(&team, RDT_TRANSPORT_SHM);
+    CHECK_OK(rdt_region_alloc(team.ctx[1], len_bytes, 0, &region, &err), &err);
+    uint8_t *dst = rdt_region_addr(region);
+    for (int i = 0; i < 4; i++)
+        CHECK_OK(exchange(&team, src, dst, len_bytes, false, &err), &err);
+    CHECK_OK(rdt_group_recv(team.group[1], 0, 7, dst, len_bytes, NULL, &recv, &err), &err);
+    const struct rdti_scope *scope = &team.group[1]->scope;
+    rdti_engine_enter(team.ctx[1]->engine);
+    struct rdti_mailbox *m = rdti_mailbox_of(scope->members[0].ep);
+    const struct rdti_rx_stream *stream = rdti_rx_stream_find(m, scope->id, 7);
+    CHECK(stream != NULL && stream->told_count == 1);
+    const struct rdti_request *told =
+        RDTI_CONTAINER(stream->told.next, const struct rdti_request, link);
+    const uint32_t landed = rdti_notify_stream((uint32_t)stream->id, (uint32_t)told->place);
+    const struct rdti_sums at = {.index = stream->places[told->place].index,
+                                 .generation = stream->places[told->place].generation};
+    const uint32_t none = RDTI_NOTIFY_NONE;
+    CHECK_STATUS(say_written(m, at, dst, 0, half, landed), RDT_EPROTO);
+    CHECK_STATUS(say_written(m, at, dst, half, half, landed), RDT_EPROTO);
+    CHECK_STATUS(say_written(m, at, dst, 0, 0, landed), RDT_EPROTO);
+    CHECK_STATUS(say_written(m, at, dst, 0, half, none), RDT_OK); /* twice the same half */
+    CHECK_STATUS(say_written(m, at, dst, 0, half, landed), RDT_EPROTO);
+    CHECK_STATUS(say_written(m, at, dst, 0, half, none), RDT_OK);
+    CHECK_STATUS(say_written(m, at, dst, half, half, landed), RDT_OK);
+    rdti_engine_leave(team.ctx[1]->engine);
+    check_done(recv);
+    rdt_region_free(region, NULL, NULL);
+    close_team(&team);
+    free(src);
 }
 
 TEST_MAIN()
