@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What a server writes to its workers. */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -79,13 +80,10 @@ rdti_ps_answer_error(rdt_ps_server *server, uint32_t worker, uint32_t slot, rdt_
 void
 rdti_ps_answer_end(rdt_ps_server *server, uint32_t worker, const char *message)
 {
-    uint8_t *text = rdt_region_addr(server->clients[worker].answers);
-    size_t length = strlen(message);
+    char *text = rdt_region_addr(server->clients[worker].answers);
 
-    if (length > RDTI_PS_TEXT_BYTES - 1)
-        length = RDTI_PS_TEXT_BYTES - 1;
     memset(text, 0, RDTI_PS_TEXT_BYTES);
-    memcpy(text, message, length);
+    (void)snprintf(text, RDTI_PS_TEXT_BYTES, "%s", message);
     answers_write(server, worker, 0, RDTI_PS_TEXT_BYTES, RDTI_PS_NOTIFY_FAILED);
 }
 
