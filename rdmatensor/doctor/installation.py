@@ -64,14 +64,10 @@ def check_torch() -> Iterator[Finding]:
 
 def _commit() -> str:
     """Return the commit of the torch that is installed, from its file; "" if it does not say."""
-    found = importlib.util.find_spec("torch")
-    for folder in found.submodule_search_locations or () if found is not None else ():
-        file = Path(folder, "version.py")
-        text = file.read_text(encoding="utf-8") if file.exists() else ""
-        told = re.search(r"^git_version = '(\w+)'$", text, re.MULTILINE)
-        if told is not None:
-            return told[1]
-    return ""
+    file = Path(str(metadata.distribution("torch").locate_file("torch/version.py")))
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    told = re.search(r"^git_version = '(\w+)'$", text, re.MULTILINE)
+    return told[1] if told is not None else ""
 
 
 def _without_module(installed: str, backends: dict[str, str]) -> Finding:

@@ -54,7 +54,8 @@ class Dense:
         floats: Number of parameters.
         pieces: Number of pieces of split_bytes.
 
-    Threads: one at a time, and the backward pass.
+    Threads:
+        One at a time, and the backward pass.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Dense:
         self._number = -1
         self._hooks: list[_Removable] = []
         self._is_released = False
-        self._own = [(one.data, one.grad) for one in self._params]  # until attach() has succeeded
+        self._own = [(one.data, one.grad) for one in self._params]  # until _attach() has succeeded
         self._views = list(self._adopt())
         self._members: list[list[int]] = [[] for _ in range(self.pieces)]
         for index in range(len(self._params)):
@@ -207,13 +208,13 @@ class Dense:
         self._restore([(one.data.clone(), None) for one in self._params])
         self._own = []
 
-    def unhook(self) -> None:
+    def _unhook(self) -> None:
         """Leave the model's backward passes alone; Worker.close() calls this."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
 
-    def undo(self) -> None:
+    def _undo(self) -> None:
         """Give the parameters back what they had; Worker.dense() calls this if it fails."""
         self._restore(self._own)
 
@@ -221,7 +222,7 @@ class Dense:
         if self._is_released:
             return
         self._is_released = True
-        self.unhook()
+        self._unhook()
         for one, (data, grad) in zip(self._params, own, strict=True):
             one.grad = None
             one.data = data
@@ -241,7 +242,7 @@ class Dense:
         shapes = hashlib.sha256(repr([tuple(one.shape) for one in self._params]).encode())
         return [self.floats, shapes.hexdigest(), frozen.hexdigest()]
 
-    def attach(
+    def _attach(
         self, ask: Ask, servers: int, rank: int, rule: Rule, name: str, timeout_s: float
     ) -> None:
         """Make the model on the servers, and exchange first values; Worker.dense() calls this."""

@@ -140,7 +140,7 @@ class Worker(Closable):
         """End prefetches and operations of other threads, then release the worker; idempotent."""
         self._is_closing = True
         for model in self._models.values():
-            model.unhook()
+            model._unhook()
         self._models, self._undone = {}, []  # they hold this worker, and arrays of the context
         for table in list(self._tables.values()):
             table.close()
@@ -307,9 +307,9 @@ class Worker(Closable):
             raise invalid("dense", f"name={name!r} is not a new text of 1 to 200 characters")
         made = Dense(model, self._context, split_bytes, self._at_once, self.clock)
         try:
-            made.attach(self._call, self.servers, self.rank, rule, name, self._core.timeout_s)
+            made._attach(self._call, self.servers, self.rank, rule, name, self._core.timeout_s)
         except BaseException:
-            made.undo()
+            made._undo()
             self._undone.append(made)  # servers that have it may write into its array
             raise
         self._models[name] = made

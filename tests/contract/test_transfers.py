@@ -320,10 +320,13 @@ def test_arrays_outlive_their_context(pair: Pair) -> None:
     ):
         out.put(np.full(10, 7, np.float32))
         held = slot.get(timeout_s=5)
+        kept = held.array
     pair.left.close()
     pair.left.close()
     array[:] = 5
     assert (array == 5).all()
-    assert (held.array == 7).all()
+    assert (kept == 7).all()
+    with pytest.raises(ClosedError, match="the slot was closed"):
+        _ = held.array
     del array, held
     gc.collect()
