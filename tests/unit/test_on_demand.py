@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import subprocess
 import sysconfig
 import threading
@@ -124,7 +123,6 @@ def test_a_module_is_compiled_once_and_then_found(
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc, which writes bytecode")
 def test_bytecode_of_another_compiler_is_not_read(
     module: compiler.Module, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
