@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What a server writes to its workers. */
-#include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "ps/server/server_impl.h"
 
 /* The bytes of a slot of the outbox, with its head, as they will be written. */
@@ -83,7 +83,7 @@ rdti_ps_answer_end(rdt_ps_server *server, uint32_t worker, const char *message)
     char *text = rdt_region_addr(server->clients[worker].answers);
 
     memset(text, 0, RDTI_PS_TEXT_BYTES);
-    (void)snprintf(text, RDTI_PS_TEXT_BYTES, "%s", message);
+    rdti_text_copy(text, RDTI_PS_TEXT_BYTES, message);
     answers_write(server, worker, 0, RDTI_PS_TEXT_BYTES, RDTI_PS_NOTIFY_FAILED);
 }
 
