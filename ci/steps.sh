@@ -74,6 +74,9 @@ step() {
     progress "$name: $result, after $((SECONDS - began)) s"
 }
 
+# succeeded NAME: a step that has run.
+succeeded() { ! grep -q '^[0-9]* [0-9]* FAILED' "$ROWS/$(file_of "$1")"; }
+
 # skip NAME REASON
 skip() {
     progress "$1: not run, $2"
@@ -94,7 +97,7 @@ report() {
     local name seconds cpu result total_cpu=0 status=0
     for name in "$@"; do
         [[ -e "$ROWS/$(file_of "$name")" ]] || row "$name" 0 0 'FAILED: not reached'
-        grep -q '^[0-9]* [0-9]* FAILED' "$ROWS/$(file_of "$name")" || continue
+        ! succeeded "$name" || continue
         status=1
         printf '\n== the end of %s, which failed; all of it: %s\n' "$name" "$(log_of "$name")"
         tail -n "$LINES_AGAIN" "$(log_of "$name")" 2>/dev/null || true

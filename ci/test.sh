@@ -5,8 +5,8 @@
 # with what that leaves out, and aims at 40 minutes in all: variants of the same code take turns
 # by the commit, and sanitizers run if C changed (ci/changed.sh). RDMATENSOR_CI_ALL=1 is --all
 # without turns, whatever changed. RDMATENSOR_NO_RIG=1: this machine cannot run the rig.
-# A failed step fails the run; the later steps run all the same. The table at the end has the time
-# of each step and what was left out. The last line is pytest's.
+# A failed step fails the run; the later steps run all the same, except after a failed set-up. The
+# table at the end has the time of each step and what was left out. The last line is pytest's.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/steps.sh"
 FIRST=(setup 'C tests' pytest 'c10d suite' rig)
@@ -133,7 +133,7 @@ names=(setup) # alone, where nothing can run after it
 rm -f "$LOGS"/closing-*
 begin_steps
 step setup set_up
-if [[ -x "$VENV/bin/pytest" ]]; then
+if [[ -x "$VENV/bin/pytest" ]] && succeeded setup; then
     names=("${FIRST[@]}")
     first
     if [[ "$all" == 1 ]]; then
