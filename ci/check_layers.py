@@ -16,7 +16,7 @@ from pathlib import Path
 from csrc_rooms import Rooms, read_rooms, report
 
 PUBLIC_HEADERS = frozenset({"rdmatensor.h", "rdmatensor_ext.h", "rdmatensor_ps.h"})
-WIRE = frozenset({"wire", "wire/endpoint", "wire/group"})
+WIRE = frozenset({"wire", "wire/endpoint", "wire/group", "wire/ps"})
 BASE = frozenset({"base", "base/memory", "base/system", *WIRE})
 TRANSPORT = frozenset({*BASE, "transport"})
 PROCESS = frozenset({*TRANSPORT, "progress", "memory", "process"})
@@ -46,6 +46,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "wire": frozenset({"base"}),
     "wire/endpoint": frozenset({"base", "wire"}),
     "wire/group": frozenset({"base", "wire"}),
+    "wire/ps": frozenset({"base", "wire"}),
     "transport": BASE,
     "transport/shm": TRANSPORT,
     "transport/tcp": TRANSPORT,
@@ -68,7 +69,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     ),
     **{room: frozenset({*BASE, *COLLECTIVES}) for room in COLLECTIVES},
     "ps/rules": frozenset({"base"}),
-    "ps/model": frozenset({"base", "wire", "ps/rules"}),
+    "ps/model": frozenset({"base", "wire", "wire/ps", "ps/rules"}),
     "ps/server": frozenset({*BASE, "ps/rules", "ps/model"}),
     "ps/worker": frozenset({*BASE, "ps/rules", "ps/model"}),
     **{room: frozenset({*WIRE, *COLLECTIVES, *C10D}) for room in C10D},

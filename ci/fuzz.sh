@@ -11,7 +11,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 PATH="$VENV/bin:$PATH"
 CORPUS=tests/fuzz/corpus
 BUILD=build/fuzz
-STATE_MACHINES=" tcp_lane connection "
+STATE_MACHINES=" tcp_lane connection ps_server ps_worker "
 STATE_MACHINE_FACTOR=5
 LONG_S=600 # what a long run gives to each: no factor goes beyond it
 LONGEST_INPUT=8192  # a frame and its head fit twice, so does any value of the wire

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -13,15 +13,21 @@ from rdmatensor._native.arguments import invalid, whole
 from rdmatensor._native.ffi import CData, ffi, lib
 from rdmatensor.context import Context
 from rdmatensor.errors import ClosedError, TransferTimeoutError
-from rdmatensor.memory import RemoteRegion
+from rdmatensor.ps.calls import Kind, flag, number, region
 from rdmatensor.ps.rules import Rule
 
 SPLIT_BYTES = 4 << 20
 _FLOAT_BYTES = 4
 _POLL_S = 0.001
 
-Ask = Callable[[int, dict[str, object]], dict[str, object]]
 Post = Callable[[str, Callable[[CData, CData], int]], None]
+
+
+class Ask(Protocol):
+    """Asks the program that runs a server; Worker._call()."""
+
+    def __call__(self, server: int, request: dict[str, object], **kinds: Kind) -> dict[str, Any]:
+        """Return the answer."""
 
 
 class _Hooked(Protocol):
@@ -258,10 +264,9 @@ class Dense:
                 "call": "dense", "name": name, "rule": rule._spec(), "count": count,
                 "params_off": starts[server], "params": self.region.encode().hex(),
                 "model": spec,
-            })  # fmt: skip
-            ids[server] = int(str(answer["id"]))
-            region = RemoteRegion.decode(bytes.fromhex(str(answer["slot"])))
-            slots[server] = region._c_struct[0]
+            }, id=number, slot=region)  # fmt: skip
+            ids[server] = answer["id"]
+            slots[server] = answer["slot"]._c_struct[0]
         self._number = self._add(starts, ids, slots)
         if rank == 0:
             self._gradients.copy_(self._values)
@@ -269,7 +274,8 @@ class Dense:
                 self._push(piece)
         deadline_s = time.monotonic() + timeout_s
         for server in range(servers):
-            while not ask(server, {"call": "first values", "name": name})["is_ready"]:
+            request: dict[str, object] = {"call": "first values", "name": name}
+            while not ask(server, request, is_ready=flag)["is_ready"]:
                 if time.monotonic() >= deadline_s:
                     raise TransferTimeoutError(
                         "RDT_ETIMEDOUT", "dense", f"worker 0 has not made {name!r} in time"

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -28,6 +29,7 @@ from rdmatensor.context import Context
 from rdmatensor.endpoint import Endpoint
 from rdmatensor.errors import ClosedError, MismatchError, PeerError, RdmaTensorError
 from rdmatensor.memory import RemoteRegion
+from rdmatensor.ps.calls import Kind, number, parse_answer, region
 from rdmatensor.ps.dense import SPLIT_BYTES, Dense
 from rdmatensor.ps.modes import codes_of
 from rdmatensor.ps.queue import WorkQueue, batches
@@ -147,9 +149,13 @@ class Worker(Closable):
         with self._lock:
             super().close()
 
-    def _call(self, server: int, request: dict[str, object]) -> dict[str, object]:
-        """Ask the program that runs a server."""
-        data = json.dumps(request).encode()
+    def _call(self, server: int, request: dict[str, object], **kinds: Kind) -> dict[str, Any]:
+        """Ask the program that runs a server; kinds read the answer's fields."""
+        call = str(request["call"])
+        said = self._ask(server, call, json.dumps(request).encode())
+        return parse_answer(said, call, server, self.workers + server, **kinds)
+
+    def _ask(self, server: int, call: str, data: bytes) -> bytes:
         answer = ffi.new("uint8_t[]", self.shape.slot_bytes)
         length = ffi.new("uint64_t *")
 
@@ -159,9 +165,8 @@ class Worker(Closable):
             )
             return status
 
-        self._run(str(request["call"]), begin)
-        result: dict[str, object] = json.loads(bytes(ffi.buffer(answer, length[0])))
-        return result
+        self._run(call, begin)
+        return bytes(ffi.buffer(answer, length[0]))
 
     def clock(self, lr_scale: float = 1.0, *, timeout_s: float | None = None) -> int:
         """End a step: apply the pushes since the last one, and wait as the mode says.
@@ -258,20 +263,19 @@ class Worker(Closable):
 
     def _open(self, spec: TableSpec) -> Table:
         answers = [
-            self._call(server, {"call": "table", "table": spec.to_json()})
+            self._call(server, {"call": "table", "table": spec.to_json()}, id=number, rows=region)
             for server in range(self.servers)
         ]
         ids = ffi.new("uint32_t[]", [answer["id"] for answer in answers])
         regions = ffi.new("struct rdt_remote_region[]", self.servers)
         for index, answer in enumerate(answers):
-            region = RemoteRegion.decode(bytes.fromhex(str(answer["rows"])))
-            regions[index] = region._c_struct[0]
-        number, err = ffi.new("uint32_t *"), new_error()
+            regions[index] = answer["rows"]._c_struct[0]
+        table, err = ffi.new("uint32_t *"), new_error()
         status = lib.rdt_ps_worker_add_table(
-            self._handle.get("table"), spec.struct(), ids, regions, number, err
+            self._handle.get("table"), spec.struct(), ids, regions, table, err
         )
         check(status, "table", err)
-        return Table(spec, int(number[0]), self._run)
+        return Table(spec, int(table[0]), self._run)
 
     def dense(
         self,
@@ -349,8 +353,8 @@ class Worker(Closable):
             raise invalid("queue", f"name={name!r} is not a text of 1 to 200 characters")
         count = whole_in(chunks, 1 << 28, "queue", "chunks")
         request: dict[str, object] = {"call": "queue", "name": name, "chunks": count}
-        ids = [self._call(server, request)["id"] for server in range(self.servers)]
-        return WorkQueue(self._run, self._refresh, name, count, [int(str(one)) for one in ids])
+        ids = [self._call(server, request, id=number)["id"] for server in range(self.servers)]
+        return WorkQueue(self._run, self._refresh, name, count, ids)
 
     def batches(
         self,

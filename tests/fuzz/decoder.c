@@ -228,6 +228,9 @@ run_notify(const uint8_t *data, size_t size)
     case RDTI_NOTIFY_IS_SLOT:
         CHECK(value <= RDTI_SLOT_ID_MAX && rdti_notify_slot(value, epoch) == word);
         break;
+    case RDTI_NOTIFY_IS_STREAM:
+        CHECK(value <= RDTI_STREAM_ID_MAX && rdti_notify_stream(value, epoch) == word);
+        break;
     case RDTI_NOTIFY_IS_CREDIT:
         CHECK(value <= RDTI_SLOT_ID_MAX && rdti_notify_credit(value) == word);
         break;

@@ -17,7 +17,7 @@ HEADERS = [ROOT / "csrc/include/rdmatensor.h", ROOT / "csrc/base/crypto.h", *WIR
 # Enumerations whose numbers travel; the others are names inside a process.
 WIRE_ENUMS = (
     *("RDTI_FRAME_", "RDTI_MESSAGE_", "RDTI_STREAM_", "RDTI_PATH_", "RDTI_COSTS_"),
-    *("RDTI_PLACEMENT_", "RDTI_VOTE_", "RDT_LANDING_"),
+    *("RDTI_PLACEMENT_", "RDTI_VOTE_", "RDT_LANDING_", "RDTI_PS_OP_", "RDTI_PS_FLAG_"),
 )
 OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "ps/model/wire.h"
+#include "wire/ps/request.h"
 
 rdt_status
 rdti_ps_clocks_init(struct rdti_ps_clocks *clocks, uint32_t mode, uint32_t staleness,

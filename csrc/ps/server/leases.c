@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "ps/server/server_impl.h"
-#include "wire/bytes.h"
 
 /* RDT_PS_SYNC: leases are given when all members wait for one, so that they do not depend on the
  * order in which workers ask. */
@@ -23,14 +22,16 @@ leases_give(rdt_ps_server *server, uint32_t worker, uint64_t chunk, const uint8_
             uint32_t members_bytes)
 {
     struct rdti_ps_client *client = &server->clients[worker];
-    uint8_t *payload = rdti_ps_answer_payload(server, worker, client->lease_slot);
+    struct rdti_ps_lease lease = {.chunk = chunk,
+                                  .is_stale = rdti_ps_dense_is_stale(server, worker),
+                                  .members_bytes = members_bytes};
 
+    memcpy(lease.members, members, members_bytes);
     client->has_lease_request = false;
     rdti_ps_clocks_park(&server->clocks, worker, false);
-    rdti_put_u64(payload, chunk);
-    rdti_put_u64(payload + sizeof(chunk), rdti_ps_dense_is_stale(server, worker));
-    memcpy(payload + RDTI_PS_LEASE_BYTES, members, members_bytes);
-    rdti_ps_answer_send(server, worker, client->lease_slot, RDTI_PS_LEASE_BYTES + members_bytes);
+    const size_t len_bytes =
+        rdti_ps_lease_encode(&lease, rdti_ps_answer_payload(server, worker, client->lease_slot));
+    rdti_ps_answer_send(server, worker, client->lease_slot, (uint32_t)len_bytes);
 }
 
 void

@@ -331,7 +331,8 @@ rdti_ps_request_handle(rdt_ps_server *server, uint32_t worker, uint32_t slot)
     rdti_error_init(&one.err, RDT_RANK_UNKNOWN);
     memcpy(head, at, sizeof(head));
     one.payload = at + RDTI_PS_HEAD_BYTES;
-    if (rdti_ps_request_decode(head, server->opts.slot_bytes, &one.head, &one.err) != RDT_OK) {
+    if (rdti_ps_request_decode(head, sizeof(head), server->opts.slot_bytes, &one.head, &one.err) !=
+        RDT_OK) {
         rdti_ps_answer_end(server, worker, one.err.message);
         rdti_ps_arrivals_end(server, worker, &one.err);
         return;

@@ -300,8 +300,8 @@ server_take(rdt_ps_server *server, uint8_t *buf, struct rdt_ps_call *out, struct
         server->calls_first = (server->calls_first + 1) % server->arrivals_room;
         server->calls_count--;
         memcpy(bytes, at, sizeof(bytes));
-        if (client->is_dead ||
-            rdti_ps_request_decode(bytes, server->opts.slot_bytes, &head, NULL) != RDT_OK)
+        if (client->is_dead || rdti_ps_request_decode(bytes, sizeof(bytes), server->opts.slot_bytes,
+                                                      &head, NULL) != RDT_OK)
             continue; /* a peer that changes its request meanwhile gets no answer */
         memcpy(buf, at + RDTI_PS_HEAD_BYTES, head.payload_bytes);
         client->slots[call.slot].is_taken = true;

@@ -16,7 +16,7 @@
 #include "ps/model/queue.h"
 #include "ps/model/stage.h"
 #include "ps/server/table.h"
-#include "ps/model/wire.h"
+#include "wire/ps/answer.h"
 
 enum { RDTI_PS_TABLES_MAX = 4096 };
 enum { RDTI_PS_ARRIVED_END = UINT32_MAX }; /* in place of a slot: the worker left or died */

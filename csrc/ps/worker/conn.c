@@ -69,8 +69,7 @@ conn_take_failure(struct rdt_ps_worker *worker, uint32_t server, struct rdt_erro
     char text[RDTI_PS_TEXT_BYTES];
 
     worker->conns[server].has_failed = true;
-    memcpy(text, rdt_region_addr(worker->conns[server].outbox), sizeof(text));
-    text[sizeof(text) - 1] = '\0';
+    rdti_ps_answer_text(rdt_region_addr(worker->conns[server].outbox), sizeof(text), text);
     if (worker->ended.status == RDT_OK)
         (void)rdti_error_set(&worker->ended, RDT_EPEER, 0, "server %u ended the job: %s", server,
                              text);
@@ -89,10 +88,11 @@ conn_take_answer(struct rdt_ps_worker *worker, uint32_t server, uint32_t number,
     struct rdti_ps_answer answer;
 
     memcpy(head, at, sizeof(head));
-    const rdt_status status = rdti_ps_answer_decode(head, worker->opts.slot_bytes, &answer, err);
+    const rdt_status status =
+        rdti_ps_answer_decode(head, sizeof(head), worker->opts.slot_bytes, &answer, err);
     if (status != RDT_OK)
         return status;
-    if (slot->purpose == RDTI_PS_FREE || answer.sequence != slot->sequence || answer.status > 0)
+    if (slot->purpose == RDTI_PS_FREE || answer.sequence != slot->sequence)
         return rdti_error_set(err, RDT_EPROTO, 0,
                               "server %u answered request %llu in slot %u with %d", server,
                               (unsigned long long)answer.sequence, number, answer.status);
@@ -109,9 +109,9 @@ conn_take_answer(struct rdt_ps_worker *worker, uint32_t server, uint32_t number,
     return RDT_OK;
 }
 
-static rdt_status
-conn_take(struct rdt_ps_worker *worker, uint32_t server, uint32_t notification,
-          struct rdt_error *err)
+rdt_status
+rdti_ps_conn_take(struct rdt_ps_worker *worker, uint32_t server, uint32_t notification,
+                  struct rdt_error *err)
 {
     if (notification == RDTI_PS_NOTIFY_FAILED)
         return conn_take_failure(worker, server, err);
@@ -131,14 +131,14 @@ rdti_ps_conn_receive(struct rdt_ps_worker *worker, uint32_t server, uint64_t wai
 
     if (status != RDT_OK)
         return status == RDT_EAGAIN ? RDT_OK : status;
-    status = conn_take(worker, server, notification, err);
+    status = rdti_ps_conn_take(worker, server, notification, err);
     /* A server may close after its last answer, which does not concern this operation. */
     while (status == RDT_OK && worker->conns[server].in_flight > 0) {
         status = rdt_endpoint_wait_notify(ep, RDT_NO_WAIT, &notification, err);
         if (status == RDT_EAGAIN)
             return RDT_OK;
         if (status == RDT_OK)
-            status = conn_take(worker, server, notification, err);
+            status = rdti_ps_conn_take(worker, server, notification, err);
     }
     return status;
 }

@@ -15,30 +15,33 @@ static void
 operation_note_error(struct rdt_error *into, uint32_t server, rdt_status status,
                      const uint8_t *text, uint32_t len_bytes)
 {
-    const uint32_t shown = len_bytes < 600 ? len_bytes : 600;
+    char shown[RDTI_PS_TEXT_BYTES];
 
-    if (into->status == RDT_OK)
-        (void)rdti_error_set(into, status, 0, "server %u: %.*s", server, (int)shown,
-                             (const char *)text);
+    if (into->status != RDT_OK)
+        return;
+    rdti_ps_answer_text(text, len_bytes, shown);
+    (void)rdti_error_set(into, status, 0, "server %u: %s", server, shown);
 }
 
 static void
 operation_take_lease(struct rdt_ps_worker *worker, uint32_t server, const uint8_t *payload,
                      uint32_t payload_bytes)
 {
-    if (payload_bytes < RDTI_PS_LEASE_BYTES ||
-        payload_bytes - RDTI_PS_LEASE_BYTES > RDTI_PS_MEMBERS_BYTES) {
-        (void)rdti_error_set(&worker->op.error, RDT_EPROTO, 0, "server %u sent a lease of %u B",
-                             server, payload_bytes);
+    struct rdti_ps_lease lease;
+    struct rdt_error why;
+
+    if (rdti_ps_lease_decode(payload, payload_bytes, &lease, &why) != RDT_OK) {
+        (void)rdti_error_set(&worker->op.error, RDT_EPROTO, 0, "server %u: %s", server,
+                             why.message);
         return;
     }
-    *worker->op.chunk_out = rdti_get_u64(payload);
-    *worker->op.stale_out = rdti_get_u64(payload + sizeof(uint64_t)) != 0;
-    if (*worker->op.chunk_out != RDT_PS_CHUNK_NONE) {
+    *worker->op.chunk_out = lease.chunk;
+    *worker->op.stale_out = lease.is_stale;
+    if (lease.chunk != RDT_PS_CHUNK_NONE) {
         worker->has_chunk = true;
-        worker->chunk = *worker->op.chunk_out;
-        worker->members_bytes = payload_bytes - RDTI_PS_LEASE_BYTES;
-        memcpy(worker->members, payload + RDTI_PS_LEASE_BYTES, worker->members_bytes);
+        worker->chunk = lease.chunk;
+        worker->members_bytes = lease.members_bytes;
+        memcpy(worker->members, lease.members, lease.members_bytes);
     }
 }
 

@@ -113,7 +113,7 @@ rdti_ps_rows_send(struct rdt_ps_worker *worker, uint32_t server, struct rdt_erro
         const uint64_t row_bytes = is_push ? op->view->opts.dim * sizeof(float) : 0;
         struct rdti_ps_request request = {
             .op = is_push ? RDTI_PS_OP_PUSH : RDTI_PS_OP_PULL,
-            .flags = RDTI_PS_FLAG_UNIQUE,
+            .flags = is_push ? RDTI_PS_FLAG_UNIQUE : 0,
             .table = op->view->ids[server],
             .map_version = op->view->map.version,
             .count = (uint32_t)count,

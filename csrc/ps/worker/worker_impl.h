@@ -7,7 +7,7 @@
 
 #include "ps/model/map.h"
 #include "ps/model/merge.h"
-#include "ps/model/wire.h"
+#include "wire/ps/answer.h"
 
 enum { RDTI_PS_WORKER_TABLES_MAX = 4096 };
 
@@ -122,6 +122,10 @@ uint8_t *rdti_ps_conn_payload(struct rdt_ps_worker *worker, uint32_t server, uin
 /* Sends the request in this slot; the sequence is filled in. */
 rdt_status rdti_ps_conn_post(struct rdt_ps_worker *worker, uint32_t server, uint32_t slot,
                              struct rdti_ps_request *request, uint32_t purpose,
+                             struct rdt_error *err);
+/* Takes what a server has announced: an answer, or the reason why it ends (RDT_EPEER). RDT_EPROTO:
+ * bytes that no server sends. */
+rdt_status rdti_ps_conn_take(struct rdt_ps_worker *worker, uint32_t server, uint32_t notification,
                              struct rdt_error *err);
 /* Takes what a server has sent; waits for at least one if wait_ns is not 0. RDT_ETIMEDOUT. */
 rdt_status rdti_ps_conn_receive(struct rdt_ps_worker *worker, uint32_t server, uint64_t wait_ns,

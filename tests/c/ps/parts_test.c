@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Merging of rows, the map of partitions, and heads of requests. */
+ * Merging of rows, the map of partitions, and clocks. */
 #include "harness.h"
 
 #include "ps/model/clocks.h"
 #include "ps/model/map.h"
 #include "ps/model/merge.h"
-#include "ps/model/wire.h"
 
 static uint64_t random_state = 7;
 
@@ -104,53 +103,6 @@ TEST(each_row_has_a_place_of_its_own)
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
         for (uint32_t servers = 1; servers <= 7; servers++)
             check_map(servers, rows[i]);
-}
-
-TEST(heads_come_back_and_wrong_ones_are_refused)
-{
-    const struct rdti_ps_request request = {.op = RDTI_PS_OP_TICK,
-                                            .flags = 1,
-                                            .table = 2,
-                                            .map_version = 3,
-                                            .count = 4,
-                                            .sequence = UINT64_C(5) << 40,
-                                            .clock = UINT64_C(6) << 40,
-                                            .lr_scale = 0.75,
-                                            .payload_bytes = 1024};
-    const struct rdti_ps_answer answer = {.status = RDT_EPEER,
-                                          .payload_bytes = 9,
-                                          .sequence = 10,
-                                          .clock = 11};
-    struct rdti_ps_request got;
-    struct rdti_ps_answer said;
-    uint8_t head[RDTI_PS_HEAD_BYTES];
-
-    rdti_ps_request_encode(&request, head);
-    CHECK_INT_EQ(rdti_ps_request_decode(head, 1024, &got, NULL), RDT_OK);
-    CHECK(memcmp(&got.sequence, &request.sequence, 16) == 0 && got.lr_scale == 0.75);
-    CHECK(got.op == request.op && got.flags == 1 && got.table == 2 && got.map_version == 3);
-    CHECK(got.count == 4 && got.payload_bytes == 1024);
-    CHECK_INT_EQ(rdti_ps_request_decode(head, 1023, &got, NULL), RDT_EPROTO);
-    rdti_ps_answer_encode(&answer, head);
-    CHECK_INT_EQ(rdti_ps_request_decode(head, 1024, &got, NULL), RDT_EPROTO);
-    CHECK_INT_EQ(rdti_ps_answer_decode(head, 9, &said, NULL), RDT_OK);
-    CHECK(said.status == RDT_EPEER && said.sequence == 10 && said.clock == 11);
-    CHECK_INT_EQ(rdti_ps_answer_decode(head, 8, &said, NULL), RDT_EPROTO);
-}
-
-TEST(any_head_is_decoded_or_refused)
-{
-    struct rdti_ps_request got = {.op = RDTI_PS_OP_PUSH, .lr_scale = 1.0};
-    uint8_t head[RDTI_PS_HEAD_BYTES];
-
-    for (int round = 0; round < 100000; round++) {
-        rdti_ps_request_encode(&got, head);
-        for (uint32_t i = 1 + random_below(12); i > 0; i--)
-            head[random_below(sizeof(head))] = (uint8_t)random_below(256);
-        if (rdti_ps_request_decode(head, 4096, &got, NULL) == RDT_OK)
-            CHECK(got.op < RDTI_PS_OP_LIMIT && got.payload_bytes <= 4096 && got.lr_scale >= 0.0);
-        got = (struct rdti_ps_request){.op = RDTI_PS_OP_PUSH, .lr_scale = 1.0};
-    }
 }
 
 TEST(clocks_hold_and_let_go)

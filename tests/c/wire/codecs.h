@@ -20,6 +20,8 @@
 #include "wire/endpoint/sums.h"
 #include "wire/group/symmetric.h"
 #include "wire/group/told.h"
+#include "wire/ps/answer.h"
+#include "wire/ps/request.h"
 #include "wire/endpoint/verbs.h"
 
 #define WIRE_MAX_BYTES RDTI_FRAME_PAYLOAD_MAX
@@ -167,6 +169,9 @@ union any_value {
     struct rdti_persistent_record persistent_record;
     struct rdti_persistent_vote persistent_vote;
     struct rdti_persistent_start persistent_start;
+    struct rdti_ps_request ps_request;
+    struct rdti_ps_answer ps_answer;
+    struct rdti_ps_lease ps_lease;
 };
 
 /* Thunks of one codec of fixed size whose encoder returns nothing. */
@@ -227,6 +232,23 @@ FRAME_CODEC(rdti_abort, abort)
 FRAME_CODEC(rdti_move, move)
 FRAME_CODEC(rdti_verbs_offer, verbs_offer)
 FRAME_CODEC(rdti_verbs_words, verbs_words)
+FRAME_CODEC(rdti_ps_lease, ps_lease)
+
+/* The heads of requests and answers, whose slots are as large as they may be. */
+#define HEAD_CODEC(type, name)                                                              \
+    static inline size_t encode_##name(const void *value, uint8_t *out)                     \
+    {                                                                                       \
+        type##_encode(value, out);                                                          \
+        return RDTI_PS_HEAD_BYTES;                                                          \
+    }                                                                                       \
+    static inline rdt_status decode_##name(const uint8_t *buf, size_t len_bytes, void *out, \
+                                           struct rdt_error *err)                           \
+    {                                                                                       \
+        return type##_decode(buf, len_bytes, RDTI_PS_SLOT_BYTES_MAX, out, err);             \
+    }
+
+HEAD_CODEC(rdti_ps_request, ps_request)
+HEAD_CODEC(rdti_ps_answer, ps_answer)
 
 static inline size_t
 encode_blob(const void *value, uint8_t *out)
@@ -634,6 +656,60 @@ fill_persistent_start(struct rng *rng, void *value)
     v->is_aside = rng_below(rng, 2);
 }
 
+/* A request that has what its op has. */
+static inline void
+fill_ps_request(struct rng *rng, void *value)
+{
+    struct rdti_ps_request *v = value;
+
+    v->op = (uint16_t)(RDTI_PS_OP_PUSH + rng_below(rng, RDTI_PS_OP_VALUES));
+    v->sequence = 1 + (rng_u64(rng) >> 1);
+    if (v->op == RDTI_PS_OP_PUSH || v->op == RDTI_PS_OP_PULL) {
+        v->table = rng_u32(rng);
+        v->map_version = rng_u32(rng);
+        v->count = rng_below(rng, 1000);
+        v->payload_bytes = v->count * 8;
+    }
+    if (v->op == RDTI_PS_OP_PUSH) {
+        v->flags = (uint16_t)(rng_below(rng, 2) * RDTI_PS_FLAG_UNIQUE);
+        v->payload_bytes += 4 * v->count * rng_below(rng, 70);
+    } else if (v->op == RDTI_PS_OP_TICK) {
+        v->flags = (uint16_t)(rng_below(rng, 2) * RDTI_PS_FLAG_DROP);
+        v->count = rng_below(rng, 1000);
+        v->payload_bytes = v->count * 4 + rng_below(rng, RDTI_PS_MEMBERS_BYTES + 1);
+        v->clock = 1 + (rng_u64(rng) >> 1);
+        v->lr_scale = rng_u32(rng) / 1024.0;
+    } else if (v->op == RDTI_PS_OP_CALL) {
+        v->payload_bytes = rng_below(rng, RDTI_PS_SLOT_BYTES_MAX + 1);
+    }
+    if (v->op == RDTI_PS_OP_LEASE || (v->op == RDTI_PS_OP_TICK && rng_below(rng, 2) == 0))
+        v->queue = 1 + rng_u32(rng) / 2;
+    if (v->op == RDTI_PS_OP_TICK && v->queue != 0)
+        v->chunk = rng_u64(rng);
+}
+
+static inline void
+fill_ps_answer(struct rng *rng, void *value)
+{
+    struct rdti_ps_answer *v = value;
+
+    v->status = -(int32_t)rng_below(rng, 20);
+    v->payload_bytes = rng_below(rng, RDTI_PS_SLOT_BYTES_MAX + 1);
+    v->sequence = 1 + (rng_u64(rng) >> 1);
+    v->clock = rng_u64(rng);
+}
+
+static inline void
+fill_ps_lease(struct rng *rng, void *value)
+{
+    struct rdti_ps_lease *v = value;
+
+    v->chunk = rng_u64(rng);
+    v->is_stale = rng_below(rng, 2);
+    v->members_bytes = rng_below(rng, RDTI_PS_MEMBERS_BYTES + 1);
+    rng_bytes(rng, v->members, v->members_bytes);
+}
+
 static inline void
 fill_region(struct rng *rng, void *value)
 {
@@ -691,6 +767,10 @@ static const struct codec codecs[] = {
           RDTI_PERSISTENT_VOTE_BYTES, false),
     ENTRY(persistent_start, struct rdti_persistent_start, RDTI_PERSISTENT_START_BYTES,
           RDTI_PERSISTENT_START_BYTES, false),
+    ENTRY(ps_request, struct rdti_ps_request, RDTI_PS_HEAD_BYTES, RDTI_PS_HEAD_BYTES, false),
+    ENTRY(ps_answer, struct rdti_ps_answer, RDTI_PS_HEAD_BYTES, RDTI_PS_HEAD_BYTES, false),
+    ENTRY(ps_lease, struct rdti_ps_lease, RDTI_PS_LEASE_FIXED_BYTES,
+          RDTI_PS_LEASE_FIXED_BYTES + RDTI_PS_MEMBERS_BYTES, false),
 #undef ENTRY
 };
 /* clang-format on */
