@@ -10,10 +10,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from bench.benchlib import children
-from bench.benchlib.pairs import WORKERS
+from bench.benchlib.pairs import words_of
 from bench.benchlib.record import Record, parse
 
 _BYTE_LAYERS = {"shm": "self,vader", "tcp": "self,tcp"}
@@ -64,14 +65,16 @@ def command(ranks: int, transport: str) -> list[str]:
     return words + [word for pair in settings.items() for word in ("--mca", *pair)]
 
 
-def run(worker: str, ranks: int, transport: str, *arguments: str, timeout_s: float) -> list[Record]:
+def run(
+    worker: str, ranks: int, transport: str, options: Mapping[str, object], timeout_s: float
+) -> list[Record]:
     """Run a worker's ranks; return what they wrote into out0, out1 ... of their folder.
 
     Raises RuntimeError with the last words if one fails or the time is over.
     """
     with tempfile.TemporaryDirectory(prefix="rdt-bench-") as name:
         folder = Path(name)
-        program = [sys.executable, str(WORKERS / f"{worker}.py"), *arguments, "--folder", name]
+        program = [sys.executable, *words_of(worker, 0, name, options)]
         words = [*command(ranks, transport), *program]
         with (folder / "said").open("w", encoding="utf-8") as said:
             code = _wait(words, said.fileno(), timeout_s)

@@ -1,7 +1,8 @@
-"""The worker processes of one benchmark: bench/workers/<name>.py, once for each rank."""
+"""The processes of a worker: a module of bench/workers, once for each rank."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,22 +19,27 @@ from bench.benchlib.record import Record, parse
 WORKERS = ROOT / "bench" / "workers"
 
 
+def words_of(worker: str, rank: int, folder: str, options: Mapping[str, object]) -> list[str]:
+    """Return what an interpreter runs for one rank."""
+    return [str(WORKERS / "run.py"), worker, str(rank), folder, json.dumps(options)]
+
+
 def run_ranks(
     worker: str,
     size: int,
-    *arguments: str,
+    options: Mapping[str, object],
+    *,
     python: Path | None = None,
     environment: Mapping[str, str] | None = None,
     timeout_s: float = 120.0,
 ) -> list[Record]:
-    """Run <worker>.py --rank 0 to size - 1 with a folder of their own; return what all printed.
+    """Run ranks 0 to size - 1 of a worker with a folder of their own; return what all printed.
 
     Raises RuntimeError with the workers' last words if one fails or the time is over.
     """
     interpreter = sys.executable if python is None else str(python)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rdt-bench-")))
-        command = [interpreter, str(WORKERS / f"{worker}.py"), *arguments, "--folder", str(folder)]
         files = [
             (folder / f"out{rank}", folder / f"err{rank}") for rank in range(size)
         ]  # not pipes: no process reads while they run
@@ -43,7 +49,7 @@ def run_ranks(
             handles = [stack.enter_context(path.open("w", encoding="utf-8")) for path in (out, err)]
             ranks.append(
                 subprocess.Popen(
-                    [*command, "--rank", str(rank)],
+                    [interpreter, *words_of(worker, rank, str(folder), options)],
                     stdin=subprocess.DEVNULL,
                     stdout=handles[0],
                     stderr=handles[1],
@@ -55,7 +61,7 @@ def run_ranks(
         texts = [[path.read_text(encoding="utf-8") for path in pair] for pair in files]
     if codes != [0] * size:
         words = "\n".join(f"rank {rank}: {err[-2000:]}" for rank, (_, err) in enumerate(texts))
-        raise RuntimeError(f"{' '.join(command)}: status {codes}\n{words}")
+        raise RuntimeError(f"{worker}, {dict(options)}: status {codes}\n{words}")
     return [record for out, _ in texts for record in parse(out)]
 
 

@@ -9,6 +9,7 @@ import resource
 import shlex
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ from bench.benchlib.machine import ROOT
 from bench.benchlib.record import Record, parse
 
 BUILD_DIR = ROOT / "build" / "bench"
-RIVALS_DIR = ROOT / "build" / "rivals"  # bench/rivals/grpc/setup.sh builds what is in it
-GRPC_PARAMETERS = RIVALS_DIR / "libparameters.so"
+PEERS_DIR = ROOT / "build" / "peers"  # bench/peers/grpc/setup.sh builds what is in it
+GRPC_PARAMETERS = PEERS_DIR / "libparameters.so"
 _EXIT_SKIP = 77
 
 
@@ -51,7 +52,7 @@ def _cmake(words: list[str]) -> None:
 
 def build_copy_ring() -> Path:
     """Compile what bench/workers/copy_variant.py loads, where that is older than its sources."""
-    support = ROOT / "bench" / "support"
+    support = ROOT / "bench" / "core"
     sources = [support / "copy_ring.c", support / "copy_ring.h"]
     library = BUILD_DIR / "libcopy_ring.so"
     newest = max(path.stat().st_mtime for path in sources)
@@ -111,14 +112,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _await_listener(port: int, timeout_s: float) -> None:
-    """Wait until a process listens on loopback; looks into the kernel's table, without a call."""
-    wanted = f":{port:04X} "
+def await_listener(port: int, server: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """Wait until a server listens; looks into the kernel's table, since it takes the first call."""
+    tables = [table for table in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if table.exists()]
     deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s:
-        for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
-            rows = table.read_text(encoding="utf-8").splitlines() if table.exists() else []
-            if any(wanted in row and " 0A " in row for row in rows):  # 0A: it listens
+    while time.monotonic() < deadline_s and server.poll() is None:
+        for row in (row.split() for table in tables for row in table.read_text().splitlines()):
+            if row[1].endswith(f":{port:04X}") and row[3] == "0A":  # the state of a listener
                 return
         time.sleep(0.01)
     raise RuntimeError(f"nothing listens on port {port}")
@@ -126,10 +126,61 @@ def _await_listener(port: int, timeout_s: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a run of ucx_perftest printed, and the processor time of its client and its server."""
+    """What a client printed, and the processor time of the client and its server."""
 
     output: str
     cpu_s: tuple[float, float]
+
+
+def run_both(
+    server_words: list[str],
+    client_words: list[str],
+    port: int,
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+) -> Spent:
+    """Run a server of this host, and its client to the end. Raises RuntimeError."""
+    whole = {**os.environ, **(environment or {})}
+    with (
+        tempfile.TemporaryFile() as words,
+        subprocess.Popen(
+            server_words,
+            env=whole,
+            stdout=words,
+            stderr=words,
+            preexec_fn=children.tied(),  # noqa: PLW1509  one system call
+        ) as server,
+    ):
+        try:
+            try:
+                await_listener(port, server, timeout_s)
+            except RuntimeError as error:
+                words.seek(0)
+                last = words.read()[-1000:].decode(errors="replace")
+                raise RuntimeError(f"{' '.join(server_words)}: {error}: {last}") from error
+            begun_s = _children_s()
+            done = subprocess.run(
+                client_words,
+                env=whole,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=timeout_s,
+                preexec_fn=children.tied(),
+            )
+            client_s = _children_s() - begun_s
+        finally:
+            server.kill()
+    if done.returncode != 0:  # UCX and perftest have some of their errors on the standard output
+        said = f"{done.stdout.strip()[-1000:]} {done.stderr.strip()}"
+        raise RuntimeError(f"{' '.join(client_words)}: status {done.returncode}: {said}")
+    return Spent(done.stdout, (client_s, _children_s() - begun_s - client_s))
+
+
+def _children_s() -> float:
+    """Processor time of the children that have ended and were waited for."""
+    use = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return use.ru_utime + use.ru_stime
 
 
 def ucx_figures(output: str) -> list[float]:
@@ -141,46 +192,18 @@ def ucx_figures(output: str) -> list[float]:
 
 
 def run_ucx(words: list[str], path: str, port: int, timeout_s: float) -> Spent:
-    """Run both sides of ucx_perftest over a path (UCX_TLS), one pair at a time.
+    """Run both sides of ucx_perftest over a path (UCX_TLS), each on a core of its own.
 
-    Each has a core of its own, as the sides of rdtperf. Raises TooFewCores.
+    Raises TooFewCores.
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise TooFewCores("ucx_perftest needs 2 cores")
-    command = ["ucx_perftest", "-p", str(port), "-f", "-v", *words]
-    environment = {**os.environ, "UCX_TLS": path, "UCX_WARN_UNUSED_ENV_VARS": "n"}
-    nowhere = subprocess.DEVNULL
-    serving = [*command, "-c", str(cores[1])]
-    with subprocess.Popen(
-        serving,
-        env=environment,
-        stdout=nowhere,
-        stderr=nowhere,
-        preexec_fn=children.tied(),  # noqa: PLW1509  one system call
-    ) as server:
-        try:
-            _await_listener(port, timeout_s)
-            begun_s = _children_s()
-            done = subprocess.run(
-                [*command[:1], "127.0.0.1", *command[1:], "-c", str(cores[0])],
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=timeout_s,
-                preexec_fn=children.tied(),
-            )
-            client_s = _children_s() - begun_s
-        finally:
-            server.kill()
-    if done.returncode != 0:
-        said = done.stderr.strip() or done.stdout.strip()[-1000:]  # UCX tells its errors there
-        raise RuntimeError(f"{' '.join(command)}: status {done.returncode}: {said}")
-    return Spent(done.stdout, (client_s, _children_s() - begun_s - client_s))
-
-
-def _children_s() -> float:
-    """Processor time of the children that have ended and were waited for."""
-    use = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return use.ru_utime + use.ru_stime
+    more = ["-p", str(port), "-f", "-v", *words, "-c"]
+    return run_both(
+        ["ucx_perftest", *more, str(cores[1])],
+        ["ucx_perftest", "127.0.0.1", *more, str(cores[0])],
+        port,
+        timeout_s,
+        {"UCX_TLS": path, "UCX_WARN_UNUSED_ENV_VARS": "n"},
+    )

@@ -11,6 +11,7 @@ import functools
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from bench.benchlib.pairs import run_ranks
 from bench.benchlib.record import Record, number, text
@@ -56,7 +57,7 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
             continue
         estimate_s += seconds_of(words, len(backends)) * len(settings.transports)
         for transport in settings.transports:
-            more = (*words, "--backends", ",".join(backends))
+            more = {**words, "backends": backends}
             turn = functools.partial(_turn, ranks, transport, more, itertools.count(), progress)
             turns.append((f"{ranks} ranks, {transport}", turn))
     if not turns:
@@ -68,43 +69,37 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
     return [{**one, "cores": settings.cores} for one in samples.merge(found)] + failed
 
 
-def words_of(settings: Settings, ranks: int) -> tuple[str, ...]:
+def words_of(settings: Settings, ranks: int) -> dict[str, Any]:
     """Return the options of a turn's workers; none for only a send, which is of two ranks."""
     default = _QUICK_CALLS if settings.is_quick else CALLS
     calls = [name for name in settings.calls or default if name != "send" or ranks == 2]
     if not calls:
-        return ()
+        return {}
     between_ms = settings.between_ms or (_QUICK_BETWEEN_MS if settings.is_quick else _BETWEEN_MS)
     loads = [
         f"{kind}:{count}"
         for count in settings.burners or _BURNERS
         for kind in ((settings.kinds or _KINDS) if count else ("none",))
     ]
-    return (
-        *("--ranks", str(ranks), "--calls", ",".join(calls), "--loads", ",".join(loads)),
-        *("--sizes", ",".join(map(str, settings.sizes_of(TOPIC)))),
-        *("--between-ms", ",".join(f"{time:g}" for time in between_ms)),
-        *("--seconds", str(_LOOP_S)),
-    )
+    sizes = settings.sizes_of(TOPIC)
+    shared = {"ranks": ranks, "calls": calls, "loads": loads, "sizes": sizes}
+    return {**shared, "between_ms": between_ms, "seconds": _LOOP_S}
 
 
-def seconds_of(words: Sequence[str], backends: int) -> float:
+def seconds_of(options: dict[str, Any], backends: int) -> float:
     """Return about how long a turn with these options takes."""
-    options = dict(zip(words[::2], words[1::2], strict=True))
-    calls = options["--calls"].split(",")
-    loads, sizes, between = (
-        len(options[name].split(",")) for name in ("--loads", "--sizes", "--between-ms")
-    )
+    calls = options["calls"]
+    loads, sizes, between = (len(options[name]) for name in ("loads", "sizes", "between_ms"))
     alone = sum(name in (DDP, WAIT) for name in calls)
     barriers = calls.count("barrier")
     cells = alone + between * (barriers + sizes * (len(calls) - alone - barriers))
-    return _START_S + loads * cells * backends * (_LOOP_S + _AROUND_S)
+    return float(_START_S + loads * cells * backends * (_LOOP_S + _AROUND_S))
 
 
 def _turn(
     ranks: int,
     transport: str,
-    words: Sequence[str],
+    words: dict[str, Any],
     numbers: Iterator[int],
     progress: rounds.Progress,
 ) -> list[Record]:
@@ -114,8 +109,7 @@ def _turn(
     printed = run_ranks(
         TOPIC,
         ranks,
-        *words,
-        *("--round", str(number_of)),
+        {**words, "round": number_of},
         environment={"RDMATENSOR_TRANSPORT": transport},
         timeout_s=_TURN_PATIENCE_S,
     )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 from bench.benchlib import mpi
 from bench.benchlib.pairs import run_ranks
@@ -93,14 +93,11 @@ def measure_hosts(settings: Settings, peers: list[Peer], progress: rounds.Progre
     """Let all algorithms, and Gloo, have their turns with the ranks of a layout."""
     layout = settings.layout or _LAYOUT
     backends = [f"{RDMATENSOR}:{name}" for name in ALGORITHMS] + [peer.name for peer in peers]
-    words = (
-        *("--layout", layout, "--ranks", str(len(layout)), "--backends", ",".join(backends)),
-        *("--operations", ",".join(_HOSTS_OPERATIONS), "--rounds", "8"),
-        *("--sizes", ",".join(map(str, settings.sizes_of(HOSTS)))),
-    )
+    words = {"layout": layout, "ranks": len(layout), "backends": backends, "forked": True}
+    words |= {"operations": _HOSTS_OPERATIONS, "rounds": 8, "sizes": settings.sizes_of(HOSTS)}
 
     def turn() -> list[Record]:
-        printed = run_ranks("collectives", 1, "--forked", *words, timeout_s=_TURN_PATIENCE_S)
+        printed = run_ranks("collectives", 1, words, timeout_s=_TURN_PATIENCE_S)
         found = []
         for of_ranks in by_key(printed).values():
             record = record_of(of_ranks, "shm within hosts, tcp between")
@@ -114,7 +111,7 @@ def measure_hosts(settings: Settings, peers: list[Peer], progress: rounds.Progre
     return [with_bandwidth(one) for one in samples.merge(records)] + failed
 
 
-def words_of(settings: Settings, ranks: int, *, is_first: bool) -> list[str]:
+def words_of(settings: Settings, ranks: int, *, is_first: bool) -> dict[str, Any]:
     """Return the options of all workers of a turn; is_first: of the fewest ranks.
 
     Rows that were not asked for are measured with those only, and send only of two ranks.
@@ -123,13 +120,15 @@ def words_of(settings: Settings, ranks: int, *, is_first: bool) -> list[str]:
     ways = settings.rows or ((PLAIN, *ROWS) if is_first and not is_short else (PLAIN,))
     known = _VERBS_OPERATIONS if VERBS in settings.transports else OPERATIONS
     operations = [name for name in known if name != "send" or ranks == 2]
-    return [
-        *("--ranks", str(ranks), "--operations", ",".join(operations), "--rows", ",".join(ways)),
-        *("--sizes", ",".join(map(str, settings.sizes_of("collectives")))),
-        *("--row-sizes", ",".join(map(str, settings.sizes_of("rows")))),
-        *("--rounds", "8" if is_short else "20"),
-        *("--seconds", "0.05" if is_short else "0.6"),
-    ]
+    return {
+        "ranks": ranks,
+        "operations": operations,
+        "rows": ways,
+        "sizes": settings.sizes_of("collectives"),
+        "row_sizes": settings.sizes_of("rows"),
+        "rounds": 8 if is_short else 20,
+        "seconds": 0.05 if is_short else 0.6,
+    }
 
 
 def with_bandwidth(record: Record) -> Record:
@@ -175,22 +174,23 @@ def net_ns(record: Record) -> float:
     return samples.quantile(net_samples(record), 0.5)
 
 
-def _torch_turn(transport: str, ranks: int, backends: list[str], words: list[str]) -> list[Record]:
+def _torch_turn(
+    transport: str, ranks: int, backends: list[str], words: dict[str, Any]
+) -> list[Record]:
     is_forked = transport == VERBS  # an emulated machine takes half a minute to import torch
     printed = run_ranks(
         "collectives",
         1 if is_forked else ranks,
-        *words,
-        *(["--forked"] if is_forked else []),
-        *("--backends", ",".join(backends)),
+        {**words, "forked": is_forked, "backends": backends},
         environment={"RDMATENSOR_TRANSPORT": transport},
         timeout_s=_TURN_PATIENCE_S,
     )
     return [record_of(of_ranks, transport) for of_ranks in by_key(printed).values()]
 
 
-def _mpi_turn(transport: str, ranks: int, words: list[str]) -> list[Record]:
-    printed = mpi.run("collectives", ranks, transport, *words, "--mpi", timeout_s=_TURN_PATIENCE_S)
+def _mpi_turn(transport: str, ranks: int, words: dict[str, Any]) -> list[Record]:
+    options = {**words, "mpi": True}
+    printed = mpi.run("collectives", ranks, transport, options, _TURN_PATIENCE_S)
     return [record_of(of_ranks, transport) for of_ranks in by_key(printed).values()]
 
 

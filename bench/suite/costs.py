@@ -2,11 +2,17 @@
 
 Lists of blocks, one large write over TCP, memory of idle connections, switches and wire bytes of a
 write, the import of the package, and many small sums in one call. A ratio is of medians of one run.
+
+HELD has ratios that tell CI whether something became far slower: of the fastest samples of both
+sides of one run, since other processes only ever add to a sample. Their targets are 0.6 to 0.8 of
+what quiet runs give, of Gloo half, as busy cores make it look worse. Under burners, the loops'
+median counts: processes that wait for a core make one loop slow and another fast.
 """
 
 from __future__ import annotations
 
 import functools
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +22,7 @@ from bench.benchlib import programs
 from bench.benchlib.pairs import WORKERS, run_ranks
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.units import size_text, time_text
-from bench.suite import rounds
+from bench.suite import busy, collectives, rounds, samples
 from bench.suite.layout import layout
 from bench.suite.peers import RDMATENSOR, Peer
 from bench.suite.settings import KIB, MIB, Settings
@@ -33,7 +39,7 @@ class Row:
     """One line: a figure, what it is compared with, and its target.
 
     is_most: the target is the most that the figure may be. is_absolute: a time or a size of this
-    machine, which no test asserts.
+    machine, which no test asserts. room: the share of the target that a test asks for.
     """
 
     what: str
@@ -43,11 +49,13 @@ class Row:
     target: float | None = None
     is_most: bool = False
     is_absolute: bool = False
+    room: float = ROOM
 
-    def holds(self, room: float = 1.0) -> bool | None:
+    def holds(self, *, with_room: bool = False) -> bool | None:
         """Whether the target is met; None without one."""
         if self.target is None:
             return None
+        room = self.room if with_room else 1.0
         if self.is_most:
             return self.figure <= self.target / room
         return self.figure >= self.target * room
@@ -161,6 +169,84 @@ def _imports() -> list[Record]:
     ]
 
 
+# ---- Ratios that are held ------------------------------------------------------------------------
+
+
+def _all_reduce(transport: str, size: int) -> list[Record]:
+    options = {**_BOTH, "operations": ["all_reduce"], "sizes": [size], "rounds": 8}
+    printed = run_ranks(
+        "collectives", 2, options, environment={"RDMATENSOR_TRANSPORT": transport}, timeout_s=90.0
+    )
+    return [
+        {
+            "name": of_ranks[0]["name"],
+            "raw_ns": [max(both) for both in zip(*map(samples.raw_of, of_ranks), strict=True)],
+        }
+        for of_ranks in collectives.by_key(printed).values()
+    ]
+
+
+def _busy(transport: str, call: str, load: str, size: int, between_ms: int) -> list[Record]:
+    cell = {"calls": [call], "loads": [load], "sizes": [size], "between_ms": [between_ms]}
+    printed = run_ranks(
+        busy.TOPIC,
+        2,
+        {**_BOTH, **cell, "seconds": 0.2, "loops": 5},
+        environment={"RDMATENSOR_TRANSPORT": transport},
+        timeout_s=90.0,
+    )
+    found = [busy.record_of(one, transport) for one in collectives.by_key(printed).values()]
+    return [{**one, "raw_ns": [statistics.median(samples.raw_of(one))]} for one in found]
+
+
+def _held(least: float, own: str = RDMATENSOR, other: str = "") -> Callable[..., list[Row]]:
+    """Return the row of a ratio; other: a name, else of all but rdmatensor's."""
+
+    def rows(records: Sequence[Record]) -> list[Row]:
+        of_both = (
+            [min(samples.raw_of(one)) for one in records if one["name"] == own],
+            [
+                min(samples.raw_of(one))
+                for one in records
+                if one["name"] == other or (not other and one["name"] != own)
+            ],
+        )
+        if not all(of_both):
+            raise RuntimeError("a peer has no samples")
+        own_ns, other_ns = (max(1.0, min(found)) for found in of_both)  # a clock may stand still
+        texts = f"{time_text(other_ns)} {other or 'the others'}", time_text(own_ns)
+        return [Row(text(records[0], "op"), *texts, other_ns / own_ns, least, room=1.0)]
+
+    return rows
+
+
+_BOTH = {"ranks": 2, "backends": [RDMATENSOR, "gloo"]}
+_EIGHT = ("--size", "8", "--rounds", "8", "--count", "200")
+_TRIPS = ("--size", str(MIB), "--rounds", "8", "--count", "20")
+# name -> what is measured, and the least ratio.
+_PROGRAMS = {
+    "shm 1 MiB until the peer knows, and copies": (
+        ("shm_write", "--size", str(MIB), "--rounds", "30"),
+        _held(0.75),
+    ),
+    "shm 8 B one way, and a flag": (("latency", *_EIGHT), _held(0.2)),
+    "tcp 8 B one way, and a socket": (("latency", "--transport", "tcp", *_EIGHT), _held(0.6)),
+    "tcp 1 MiB one way, and a socket": (("latency", "--transport", "tcp", *_TRIPS), _held(0.6)),
+    "shm 1 MiB in a slot, and a ring and a copy": (
+        ("tensors", "--size", str(MIB), "--count", "40", "--rounds", "4"),
+        _held(0.7, "slot", "copy"),
+    ),
+}
+_SUMS = {("shm", MIB): 3.0, ("shm", 64 * KIB): 7.0, ("tcp", MIB): 0.8}
+_BURNED = {
+    ("shm", "all_reduce", "spin:2", MIB, 0): 0.95,
+    ("shm", "all_reduce", "nap:2", MIB, 0): 2.6,
+    ("shm", "all_reduce", "matmul:2", 64 * KIB, 0): 5.2,
+    ("tcp", "all_gather", "spin:2", 64 * KIB, 2): 0.9,
+    ("shm", busy.DDP, "spin:2", MIB, 0): 0.9,
+}
+
+
 Cost = tuple[Callable[[], list[Record]], Callable[[Sequence[Record]], list[Row]]]
 
 
@@ -170,9 +256,26 @@ def _perf(*words: str) -> Callable[[], list[Record]]:
 
 def _idle(path: str) -> Callable[[], list[Record]]:
     environment = {"RDMATENSOR_TRANSPORT": path}
-    return functools.partial(run_ranks, "idle_memory", 2, environment=environment)
+    return functools.partial(run_ranks, "idle_memory", 2, {}, environment=environment)
 
 
+HELD: Mapping[str, Cost] = {
+    **{name: (_perf(*words), rows) for name, (words, rows) in _PROGRAMS.items()},
+    **{
+        f"all_reduce of {size_text(size)} over {path}, and Gloo's": (
+            functools.partial(_all_reduce, path, size),
+            _held(least),
+        )
+        for (path, size), least in _SUMS.items()
+    },
+    **{
+        f"{call} of {size_text(size)} over {path}, {load}, {between_ms} ms between, and Gloo's": (
+            functools.partial(_busy, path, call, load, size, between_ms),
+            _held(least),
+        )
+        for (path, call, load, size, between_ms), least in _BURNED.items()
+    },
+}
 _SMALL = ("--transport", "tcp", "--size", "8", "--count", "1000", "--rounds", "3")
 _LARGE = ("--transport", "tcp", "--size", str(64 * MIB), "--count", "5", "--rounds", "20")
 COSTS: Mapping[str, Cost] = {
@@ -185,7 +288,8 @@ COSTS: Mapping[str, Cost] = {
     **{f"idle_memory, {path}": (_idle(path), _idle_memory) for path in _PATHS},
     "switches": (_perf("latency"), _switches),
     "import": (_imports, _import),
-    "coalesced": (functools.partial(run_ranks, "coalesced", 2), _coalesced),
+    "coalesced": (functools.partial(run_ranks, "coalesced", 2, {}), _coalesced),
+    **HELD,
 }
 
 

@@ -169,11 +169,7 @@ class _Perftest:
             return rate
         with subprocess.Popen(words, stdout=subprocess.DEVNULL) as server:
             try:
-                end_s = time.monotonic() + _PATIENCE_S
-                while not verbs.is_listening(self._port) and server.poll() is None:
-                    if time.monotonic() > end_s:
-                        raise TimeoutError("perftest does not listen")
-                    time.sleep(0.02)
+                programs.await_listener(self._port, server, _PATIENCE_S)
                 listens.touch()
                 if server.wait(_PATIENCE_S) != 0:
                     raise RuntimeError(f"{' '.join(words)}: status {server.returncode}")

@@ -117,7 +117,7 @@ def _worker(
     turns: list[tuple[str, str]],
     kept: str,
     place: int,
-    *words: str,
+    **more: object,
 ) -> tuple[Record, list[tuple[Record, str]]]:
     """Return what the worker prints of the model, and of each peer with the paths it counts for.
 
@@ -128,10 +128,14 @@ def _worker(
     about, *printed = run_ranks(
         "models",
         1,
-        *("--model", model, "--ranks", str(settings.ranks or _RANKS), "--kept", kept),
-        *("--divisor", str(QUICK_DIVISOR if settings.is_quick else 1)),
-        *("--turns", ",".join(f"{who}:{path}" for who, path in order)),
-        *words,
+        {
+            "model": model,
+            "ranks": settings.ranks or _RANKS,
+            "kept": kept,
+            "divisor": QUICK_DIVISOR if settings.is_quick else 1,
+            "turns": order,
+            **more,
+        },
         timeout_s=_TURN_PATIENCE_S,
     )
     return about, [
@@ -152,15 +156,16 @@ def _turn(
         worker_turns(settings.transports, present),
         kept,
         place,
-        *("--steps", str(steps), "--blocks", str(_BLOCKS)),
+        steps=steps,
+        blocks=_BLOCKS,
     )
     return [record for one, path in printed for record in records_of(one, about, path, place)]
 
 
 def _curve(settings: Settings, present: set[str], kept: str, places: Iterator[int]) -> list[Record]:
     turns = [turn for turn in worker_turns(settings.transports, present) if turn[0] in CURVED]
-    words = ("--curve", "--steps", str(STEPS), "--rate", str(RATE))
-    about, printed = _worker(settings, settings.converge, turns, kept, next(places), *words)
+    more = {"curve": True, "steps": STEPS, "rate": RATE}
+    about, printed = _worker(settings, settings.converge, turns, kept, next(places), **more)
     return [curve_of(one, about, path) for one, path in printed]
 
 

@@ -240,7 +240,7 @@ def _grpc(
     printed = programs.run_words([str(program), *words], timeout_s=_PATIENCE_S)
     raw_us = printed[0].get("raw_us") if len(printed) == 1 else None
     if not isinstance(raw_us, list):
-        raise RuntimeError(f"{program} is of another version: bash bench/rivals/grpc/setup.sh")
+        raise RuntimeError(f"{program} is of another version: bash bench/peers/grpc/setup.sh")
     return [grpc_record(printed[0], name, transport) for transport in transports]
 
 
@@ -338,9 +338,8 @@ _PYTHON = {
 
 
 def _python_turns(settings: Settings, present: set[str]) -> Turns:
-    counts = ("3", "60", "2") if settings.is_quick else ("10", "300", "3")
-    names = ("--rounds", "--trips", "--larges")
-    words = [word for pair in zip(names, counts, strict=True) for word in pair]
+    counts = (3, 60, 2) if settings.is_quick else (10, 300, 3)
+    words = dict(zip(("rounds", "trips", "larges"), counts, strict=True))
     for worker, (peer, ways) in _PYTHON.items():
         if peer != RDMATENSOR and peer not in present:
             continue
@@ -360,14 +359,15 @@ def name_of(worker: str, way: str, transport: str, size: float) -> str:
     return f"{name}, over TCP" if is_tcp else name
 
 
-def _python(worker: str, transport: str, words: list[str]) -> list[Record]:
+def _python(worker: str, transport: str, words: dict[str, int]) -> list[Record]:
     """A turn: two fresh processes."""
     peer, ways = _PYTHON[worker]
     python, environment = None, {"RDMATENSOR_TRANSPORT": transport}
     if peer == "nixl":
         python, _ = peers_of.find_nixl()
         environment = peers_of.nixl_environment(worker, transport)
-    printed = run_ranks("p2p", 2, "--peer", worker, *words, python=python, environment=environment)
+    options = {"peer": worker, **words}
+    printed = run_ranks("p2p", 2, options, python=python, environment=environment)
     return [
         samples.turn(
             samples.p2p_fields(

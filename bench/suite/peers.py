@@ -13,9 +13,9 @@ from pathlib import Path
 
 from bench.benchlib import mpi
 from bench.benchlib.machine import ROOT
-from bench.benchlib.programs import GRPC_PARAMETERS, RIVALS_DIR
+from bench.benchlib.programs import GRPC_PARAMETERS, PEERS_DIR
 
-GRPC_PROGRAM = RIVALS_DIR / "grpc_rival"
+GRPC_PROGRAM = PEERS_DIR / "grpc_transfer"
 RDMATENSOR = "rdmatensor"
 COPIES = "copies"
 _PROBE_LIMIT_S = 60.0
@@ -72,7 +72,7 @@ def _never(_topic: str) -> str:
 
 def _no_grpc_program(topic: str) -> str:
     wanted = GRPC_PARAMETERS if topic == "models" else GRPC_PROGRAM
-    return "" if wanted.exists() else f"not built in build/rivals: {wanted.name}"
+    return "" if wanted.exists() else f"not built in build/peers: {wanted.name}"
 
 
 def _no_module(name: str) -> Why:
@@ -105,7 +105,7 @@ PEERS = (
         "gRPC C++ over loopback TCP: unary calls and a stream, a parameter server with streams",
         ("p2p", "models", "links"),
         _no_grpc_program,
-        "bash bench/rivals/grpc/setup.sh",
+        "bash bench/peers/grpc/setup.sh",
     ),
     Peer(
         "nixl",

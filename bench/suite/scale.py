@@ -227,10 +227,14 @@ def _turn(settings: Settings, transport: str, ranks: int) -> list[Record]:
     printed = run_ranks(
         "collectives",
         1,
-        *("--forked", "--ranks", str(ranks), "--operations", "all_reduce"),
-        *("--backends", ",".join(f"{RDMATENSOR}:{name}" for name in ALGORITHMS)),
-        *("--sizes", ",".join(map(str, settings.sizes_of(TOPIC)))),
-        *("--rounds", "3" if settings.is_quick else "5"),
+        {
+            "forked": True,
+            "ranks": ranks,
+            "operations": ["all_reduce"],
+            "backends": [f"{RDMATENSOR}:{name}" for name in ALGORITHMS],
+            "sizes": settings.sizes_of(TOPIC),
+            "rounds": 3 if settings.is_quick else 5,
+        },
         environment={"RDMATENSOR_TRANSPORT": transport},
         timeout_s=_TURN_PATIENCE_S,
     )

@@ -82,8 +82,7 @@ def _turn(
     printed = run_ranks(
         "setup",
         1,
-        *("--ranks", ",".join(map(str, numbers)), "--backends", ",".join(backends)),
-        *("--seconds", f"{share_s:g}"),
+        {"ranks": numbers, "backends": backends, "seconds": share_s},
         environment={"RDMATENSOR_TRANSPORT": transport},
         timeout_s=_TURN_PATIENCE_S,
     )

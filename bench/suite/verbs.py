@@ -1,20 +1,15 @@
 """Point to point and collectives over verbs, on one host of the rig.
 
-perftest's tools and plain libibverbs (bench/floor/verbs_floor.c) take turns with rdtperf; gRPC has
-TCP in the same guest. SoftRoCE is software, and under emulation every instruction is emulated too:
-only ratios mean anything. perftest and verbs_floor spin for a message, rdmatensor spins and then
-sleeps. "raw imm, 10 us" computes for so long before each post, as a program may: what it takes
-beyond raw imm and the 10 us is the device's, which is idle again by then.
+perftest's tools, which are the floor, take turns with rdtperf; gRPC has TCP in the same guest.
+SoftRoCE is software, and under emulation every instruction is emulated too: only ratios mean
+anything. perftest spins for a message, rdmatensor spins and then sleeps.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from bench.benchlib import programs
 from bench.benchlib.record import Record, number
@@ -24,14 +19,7 @@ from bench.suite.peers import RDMATENSOR
 from bench.suite.settings import KIB, MIB, Settings
 
 PERFTEST = "perftest"
-_PAUSE_NS = 10_000
-_LATENCIES = {
-    samples.HALF: (
-        ("ib_write_lat", "ib_send_lat"),
-        (("write", 0), ("imm", 0), ("imm", _PAUSE_NS)),
-    ),
-    transfers.ALONE: (("ib_read_lat",), (("read", 0), ("read", _PAUSE_NS))),
-}
+_LATENCIES = {samples.HALF: ("ib_write_lat", "ib_send_lat"), transfers.ALONE: ("ib_read_lat",)}
 _WRITES = "ib_write_bw"
 _AVERAGE = 3  # of perftest's columns: MiB/s
 _LEAST_COUNT = 5  # perftest's
@@ -40,8 +28,7 @@ _QPS = (1, 2, 4)
 _DEPTH = 16
 # A device that promises no order is made to use flags all the same: what they would save.
 _BY_FLAG = {"RDMATENSOR_VERBS_NOTIFY": "flag", "RDMATENSOR_VERBS_FLAG_UNSAFE": "1"}
-_LISTEN_S, _PATIENCE_S = 20.0, 120.0
-_LISTENS = "0A"  # the state in /proc/net/tcp
+_PATIENCE_S = 120.0
 
 
 def count_of(size: int) -> int:
@@ -54,11 +41,9 @@ def turns(settings: Settings, size: int, present: set[str]) -> Iterator[tuple[st
     word = f"verbs {size_text(size)}"
     yield f"latency, {word}", functools.partial(_rdtperf, "latency", size, samples.HALF)
     yield f"reads, {word}", functools.partial(_rdtperf, "reads", size, transfers.ALONE)
-    for timed, (tools, operations) in _LATENCIES.items():
-        for tool in tools if PERFTEST in present else ():
+    for timed, tools in _LATENCIES.items() if PERFTEST in present else ():
+        for tool in tools:
             yield f"{tool}, {word}", functools.partial(_latency_of, tool, size, timed)
-        for name, pause_ns in operations if "floor" in present else ():
-            yield f"raw {name}, {word}", functools.partial(_raw, name, size, timed, pause_ns)
     if size >= _RATE_FROM_BYTES:
         for qps in _QPS:
             timed = transfers.timed_of(_DEPTH, f"one way, {qps} QPs")
@@ -102,17 +87,6 @@ def _by_flag(settings: Settings, size: int) -> list[Record]:
     return [{**one, "name": f"{one['name']}, by flag"} for one in found[:1]]
 
 
-def _raw(operation: str, size: int, timed: str, pause_ns: int) -> list[Record]:
-    """One turn of plain libibverbs."""
-    words = [str(programs.build() / "verbs_floor"), "--op", operation]
-    words += ["--device", os.environ["RIG_DEVICE"], "--gid", os.environ["RIG_GID_INDEX"]]
-    words += ["--size", str(size), "--count", str(count_of(size))]
-    words += ["--pause", str(pause_ns)] if pause_ns else []
-    (found,) = programs.run_words(words, _PATIENCE_S)
-    name = f"raw {operation}{', 10 us' if pause_ns else ''}"
-    return [samples.turn(_fields(name, size, timed), samples.raw_of(found), found)]
-
-
 def _latency_of(tool: str, size: int, timed: str) -> list[Record]:
     said = perftest(tool, size, count_of(size))
     trips = [line.split(",") for line in said.splitlines()]
@@ -141,16 +115,6 @@ def _each_ns(size: int, *, qps: int = 1, is_both: bool = False) -> float:
     return size / (rates[0] * MIB) * 1e9
 
 
-def is_listening(port: int) -> bool:
-    """Look without connecting: perftest's server takes the first that comes."""
-    rows = [
-        row.split()
-        for table in ("/proc/net/tcp", "/proc/net/tcp6")
-        for row in Path(table).read_text().splitlines()[1:]
-    ]
-    return any(row[1].endswith(f":{port:04X}") and row[3] == _LISTENS for row in rows)
-
-
 def perftest_words(tool: str, size: int, count: int, port: int, *more: str) -> list[str]:
     """Return the command line of both ends."""
     device = ["-d", os.environ["RIG_DEVICE"], "-x", os.environ["RIG_GID_INDEX"], "-F"]
@@ -161,24 +125,9 @@ def perftest(tool: str, size: int, count: int, *more: str) -> str:
     """Run both ends on this host; return what the client prints. Raises RuntimeError."""
     port = programs.free_port()
     words = perftest_words(tool, size, count, port, *more)
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as server:
-        try:
-            end_s = time.monotonic() + _LISTEN_S
-            while not is_listening(port) and time.monotonic() < end_s and server.poll() is None:
-                time.sleep(0.05)
-            listing = ["-U"] if tool.endswith("_lat") else []
-            client = subprocess.run(
-                [*words, *listing, os.environ["RIG_ADDR"]],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=_PATIENCE_S,
-            )
-        finally:
-            server.kill()
-    if client.returncode != 0:
-        raise RuntimeError(f"{' '.join(words)}: {client.stdout}{client.stderr}")
-    return client.stdout
+    listing = ["-U"] if tool.endswith("_lat") else []
+    client = [*words, *listing, os.environ["RIG_ADDR"]]
+    return programs.run_both(words, client, port, _PATIENCE_S).output
 
 
 def write_turns(settings: Settings) -> Iterator[tuple[str, rounds.Turn]]:

@@ -11,7 +11,6 @@ time is without the computing.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import mmap
@@ -24,11 +23,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-
-sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 import rdmatensor.torch  # noqa: F401  registers "rdmatensor"
 from bench.suite.samples import quantile
@@ -51,6 +49,18 @@ _MOST_LEAD = 64
 _SAME = 2  # calls after the one in which rank 0 chooses the end: another rank may have begun one
 _POLL_S = 0.0002  # between two polls of how far rank 0 is
 Iteration = Callable[[], object]
+OPTIONS = {
+    "ranks": 0,
+    "backends": [],
+    "calls": [],
+    "sizes": [],
+    "between_ms": [],
+    "loads": [],  # KIND:COUNT
+    "round": 0,  # another backend is first in each
+    "loops": 1,
+    "seconds": 0.0,  # of each loop
+    "most_calls": 20_000,  # of each loop
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +192,10 @@ def loop(
 class Job:
     """A rank: its groups, its models, and its loops."""
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
+    def __init__(self, arguments: SimpleNamespace) -> None:
         self.arguments = arguments
-        self.rank, self.ranks = int(arguments.rank), int(arguments.ranks)
-        self.names = str(arguments.backends).split(",")
+        self.rank, self.ranks = arguments.rank, arguments.ranks
+        self.names = arguments.backends
         self.meeting = Gloo()
         self.binds: dict[str, rows.Bind] = {
             name: functools.partial(
@@ -203,8 +213,8 @@ class Job:
                     trainee.step(self.batch)
             if not same_parameters(self.trainees):
                 raise RuntimeError("the backends have trained to different parameters")
-        self.loads = str(arguments.loads).split(",")
-        loops = len(self.loads) * len(self.cells) * len(self.names) * int(arguments.loops)
+        self.loads = arguments.loads
+        loops = len(self.loads) * len(self.cells) * len(self.names) * arguments.loops
         path = arguments.folder / "ends"
         self.ends = Ends(path, self.rank, loops, self.meeting.barrier)
         self.budget = Budget(arguments.seconds, arguments.most_calls) if self.rank == 0 else None
@@ -230,10 +240,10 @@ class Job:
         between_ns = cell.between_ns
         if cell.op == WAIT:
             between_ns = WAITED_NS if self.rank == self.ranks - 1 else 0
-        first = (int(self.arguments.round) + place) % len(self.names)
+        first = (self.arguments.round + place) % len(self.names)
         order = [*self.names[first:], *self.names[:first]]
         is_led = cell.op in _LED
-        for _ in range(int(self.arguments.loops)):
+        for _ in range(self.arguments.loops):
             for name in order:
                 self.meeting.barrier()
                 words = self.ends.take()
@@ -265,21 +275,20 @@ class Job:
         loops: list[dict[str, int]],
     ) -> None:
         kind, count = load.split(":")
-        record: dict[str, object] = {
-            "name": name,
-            "op": cell.op,
-            "size": cell.size,
-            "moved_bytes": moved,
-            "row": f"{load}, {cell.between_ns}",
-            "kind": kind,
-            "burners": int(count),
-            "between_ms": cell.between_ns / 1e6,
-            "ranks": self.ranks,
-            "rank": self.rank,
+        harness.emit(
+            name=name,
+            op=cell.op,
+            size=cell.size,
+            moved_bytes=moved,
+            row=f"{load}, {cell.between_ns}",
+            kind=kind,
+            burners=int(count),
+            between_ms=cell.between_ns / 1e6,
+            ranks=self.ranks,
+            rank=self.rank,
+            calls=[one["calls"] for one in loops],
             **{key: [one[key] // trips for one in loops] for key in loops[0] if key != "calls"},
-            "calls": [one["calls"] for one in loops],
-        }
-        harness.emit(record)
+        )
 
     def close(self) -> None:
         """Before the group ends."""
@@ -288,39 +297,22 @@ class Job:
         self.meeting.barrier()
 
 
-def cells(arguments: argparse.Namespace) -> Iterator[Cell]:
+def cells(arguments: SimpleNamespace) -> Iterator[Cell]:
     """All cells of a load. A step and a wait have their own computing."""
-    sizes = [int(word) for word in str(arguments.sizes).split(",")]
-    for op in str(arguments.calls).split(","):
+    for op in arguments.calls:
         if op == DDP:
             yield Cell(op, LAYERS * WIDTH * WIDTH * operations.ELEMENT_BYTES, 0)
         elif op == WAIT:
             yield Cell(op, 0, 0)
         else:
-            for word in str(arguments.between_ms).split(","):
-                for size in [0] if op == "barrier" else sizes:
-                    yield Cell(op, size, round(float(word) * 1e6))
+            for between_ms in arguments.between_ms:
+                for size in [0] if op == "barrier" else arguments.sizes:
+                    yield Cell(op, size, round(between_ms * 1e6))
 
 
-def main() -> None:
-    parser = harness.parser_of(__doc__)
-    parser.add_argument("--ranks", type=int, required=True)
-    parser.add_argument("--backends", required=True)
-    parser.add_argument("--calls", required=True)
-    parser.add_argument("--sizes", required=True)
-    parser.add_argument("--between-ms", required=True)
-    parser.add_argument("--loads", required=True, help="KIND:COUNT, separated by commas")
-    parser.add_argument("--round", type=int, default=0, help="another backend is first in each")
-    parser.add_argument("--loops", type=int, default=1)
-    parser.add_argument("--seconds", type=float, required=True, help="of each loop")
-    parser.add_argument("--most-calls", type=int, default=20_000, help="of each loop")
-    arguments = parser.parse_args()
+def main(arguments: SimpleNamespace) -> None:
     harness.join_gloo(arguments.folder, arguments.rank, arguments.ranks, PATIENCE)
     job = Job(arguments)
     job.run()
     job.close()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

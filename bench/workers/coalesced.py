@@ -12,11 +12,10 @@ writes of a pass.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import torch
@@ -25,13 +24,17 @@ from torch._C._distributed_c10d import AllreduceCoalescedOptions
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 import rdmatensor.distributed
-
-sys.path.append(str(Path(__file__).resolve().parents[2]))
 from bench.suite import samples
 from bench.workers import harness
 
 BACKENDS = ("rdmatensor", "gloo")
 GLOO_EVERY = 6  # rounds: a pass one by one takes it a second, or several where cores are busy
+OPTIONS = {
+    "rounds": 30,  # at most
+    "seconds": 10.0,  # after which no round begins
+    "tensors": 1000,
+    "size": 256,
+}
 Pass = Callable[[dist.ProcessGroup, list[torch.Tensor]], None]
 
 
@@ -132,25 +135,14 @@ def measure(
     return records
 
 
-def main() -> None:
-    parser = harness.parser_of(__doc__)
-    parser.add_argument("--rounds", type=int, default=30, help="at most")
-    parser.add_argument("--seconds", type=float, default=10.0, help="after which no round begins")
-    parser.add_argument("--tensors", type=int, default=1000)
-    parser.add_argument("--size", type=int, default=256)
-    arguments = parser.parse_args()
-    rank: int = arguments.rank
+def main(options: SimpleNamespace) -> None:
     limit = timedelta(seconds=60)
-    harness.join_gloo(arguments.folder, rank, 2, limit)
+    harness.join_gloo(options.folder, options.rank, 2, limit)
     groups = {name: dist.new_group(backend=name, timeout=limit) for name in BACKENDS}
-    harness.pin(rank, 2)
-    tensors = [torch.ones(int(arguments.size) // 4) for _ in range(arguments.tensors)]
-    for record in measure(groups, tensors, arguments.rounds, arguments.seconds):
-        if rank == 0:
-            harness.emit(record)
+    harness.pin(options.rank, 2)
+    tensors = [torch.ones(options.size // 4) for _ in range(options.tensors)]
+    for record in measure(groups, tensors, options.rounds, options.seconds):
+        if options.rank == 0:
+            harness.emit(**record)
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -5,27 +5,25 @@ after another in each round, a barrier of Gloo before each. "fake" is torch's ow
 nothing: what a call costs without one. Where ranks are more than cores it offers its core after
 each call, as all do that wait for others there: the next call finds caches that those filled.
 "copies" is the copy floor (copies.py), "rdmatensor:ring" a group whose RDMATENSOR_ALGO is ring.
-With --mpi mpirun has started the processes: MPI by itself, on tensors of torch as well. With
---forked one process forks all ranks, which saves their imports. With --layout ranks with the same
+With "mpi" mpirun has started the processes: MPI by itself, on tensors of torch as well. With
+"forked" one process forks all ranks, which saves their imports. With a layout ranks with the same
 digit share memory, and others take each other for remote. rows.py says what is timed, operations.py
 what. Each rank prints lines of JSON with its own samples; the slowest rank of each sample counts.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import timedelta
-from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import torch
 import torch.distributed as dist
-
-sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.workers import harness, operations, rows
 from bench.workers.copies import LEAST_BYTES, Copies
@@ -35,11 +33,22 @@ PATIENCE = timedelta(seconds=120)
 FORKED_PATIENCE_S = 900.0
 CHECKED = ("ring", "halving-doubling", "tree", "direct")  # algorithms that a group is to report
 FAKE, COPIES = "fake", "copies"
-OFFERS = (
-    3  # of a core, after each call: about as often rdmatensor gives it away, waiting for others
-)
+OFFERS = 3  # of a core, after each call: about as often rdmatensor gives it away while it waits
 NOTHING_MOST_BYTES = 65536
 Cell = tuple[str, int, str]  # operation, size, way
+OPTIONS = {
+    "ranks": 0,
+    "backends": [],
+    "operations": [],
+    "sizes": [],
+    "rows": [rows.PLAIN],
+    "row_sizes": [],  # of rows but plain; none: sizes
+    "rounds": 10,
+    "seconds": 5.0,  # about, for each cell
+    "mpi": False,
+    "forked": False,
+    "layout": "",  # a digit for the host of each rank
+}
 
 
 class Gloo:
@@ -59,17 +68,16 @@ class Gloo:
         return int(largest[0])
 
 
-def cells(arguments: argparse.Namespace) -> Iterator[Cell]:
+def cells(arguments: SimpleNamespace) -> Iterator[Cell]:
     """All that is measured, in its order; a barrier has one size, and no tensors to rewrite.
 
     The copy floor is of the plain row, and there for the others too.
     """
-    ways = arguments.rows.split(",")
-    rewritten = [int(word) for word in (arguments.row_sizes or arguments.sizes).split(",")]
-    plain = [int(word) for word in arguments.sizes.split(",")] if rows.PLAIN in ways else rewritten
+    ways, rewritten = arguments.rows, arguments.row_sizes or arguments.sizes
     is_floor_only = rows.PLAIN not in ways
+    plain = rewritten if is_floor_only else arguments.sizes
     for way in [rows.PLAIN] * is_floor_only + ways:
-        for name in arguments.operations.split(","):
+        for name in arguments.operations:
             if name != "barrier":
                 yield from (
                     (name, size, way) for size in (plain if way == rows.PLAIN else rewritten)
@@ -87,24 +95,12 @@ def make_of(way: str) -> operations.Make:
     return torch.empty
 
 
-def say(arguments: argparse.Namespace, cell: Cell, moved: int, found: dict[str, object]) -> None:
-    name, size, way = cell
+def say(arguments: SimpleNamespace, cell: Cell, moved: int, found: dict[str, rows.Samples]) -> None:
+    """Print what was found; the size as it was asked for, since two of them may move as much."""
+    shared = dict(zip(("op", "size", "row"), cell, strict=True))
+    shared |= {"moved_bytes": moved, "ranks": arguments.ranks, "rank": arguments.rank}
     for peer, samples in found.items():
-        assert isinstance(samples, rows.Samples)
-        record: dict[str, object] = {
-            "name": peer,
-            "op": name,
-            "size": size,  # as it was asked for: two of them may move as much
-            "row": way,
-            "moved_bytes": moved,
-            "ranks": arguments.ranks,
-            "rank": arguments.rank,
-            "raw_ns": samples.raw_ns,
-            "cpu_ns": samples.cpu_ns,
-            "each_ns": samples.each_ns,
-            "loop_ns": samples.loop_ns,
-        }
-        harness.emit(record)
+        harness.emit(name=peer, **shared, **asdict(samples))
 
 
 def group_of(backend: str) -> dist.ProcessGroup:
@@ -124,18 +120,18 @@ def group_of(backend: str) -> dist.ProcessGroup:
     return cast("dist.ProcessGroup", group)
 
 
-def through_torch(arguments: argparse.Namespace) -> None:
+def through_torch(arguments: SimpleNamespace) -> None:
     """All backends of torch.distributed."""
     from torch.testing._internal.distributed import fake_pg  # registers "fake"
 
     import rdmatensor.torch  # noqa: F401  registers "rdmatensor"
 
     assert fake_pg is not None
-    rank, ranks = int(arguments.rank), int(arguments.ranks)
+    rank, ranks = arguments.rank, arguments.ranks
     if arguments.layout:
         os.environ["RDMATENSOR_TEST_HOST"] = f"host{arguments.layout[rank]}"
     harness.join_gloo(arguments.folder, rank, ranks, PATIENCE)
-    names = arguments.backends.split(",")
+    names = arguments.backends
     binds: dict[str, rows.Bind] = {
         name: functools.partial(operations.through_torch, group=group_of(name))
         for name in names
@@ -160,7 +156,7 @@ def through_torch(arguments: argparse.Namespace) -> None:
             if takes_part(who, size, way) and (is_asked(arguments, way) or who == COPIES)
         }
         found = rows.measure(taking, {FAKE, COPIES}, operation, way, limits, meeting)
-        say(arguments, cell, operation.size_bytes, dict(found))
+        say(arguments, cell, operation.size_bytes, found)
     meeting.barrier()
     dist.destroy_process_group()
 
@@ -177,9 +173,9 @@ def offering(bind: rows.Bind, operation: operations.Operation) -> operations.Cal
     return called
 
 
-def is_asked(arguments: argparse.Namespace, way: str) -> bool:
+def is_asked(arguments: SimpleNamespace, way: str) -> bool:
     """Whether this row was asked for: the plain one may be there for the floor only."""
-    return way in arguments.rows.split(",")
+    return way in arguments.rows
 
 
 def takes_part(who: str, size: int, way: str) -> bool:
@@ -195,7 +191,7 @@ def takes_part(who: str, size: int, way: str) -> bool:
     return way != rows.ARENA or who == "rdmatensor"
 
 
-def through_mpi(arguments: argparse.Namespace) -> None:
+def through_mpi(arguments: SimpleNamespace) -> None:
     """MPI, in processes that mpirun has started; what they print goes to files of the folder."""
     from bench.workers import mpi_calls
 
@@ -212,11 +208,11 @@ def through_mpi(arguments: argparse.Namespace) -> None:
             if way != rows.ARENA and is_asked(arguments, way):
                 operation = operations.Operation(name, size, meeting.rank, meeting.ranks)
                 found = rows.measure(binds, set(), operation, way, limits, meeting)
-                say(arguments, cell, operation.size_bytes, dict(found))
+                say(arguments, cell, operation.size_bytes, found)
     meeting.barrier()
 
 
-def forked(arguments: argparse.Namespace) -> None:
+def forked(arguments: SimpleNamespace) -> None:
     """Fork all ranks, and print their lines."""
 
     def run(rank: int) -> None:
@@ -231,28 +227,7 @@ def forked(arguments: argparse.Namespace) -> None:
         sys.stdout.write((arguments.folder / f"lines{rank}").read_text(encoding="utf-8"))
 
 
-def main() -> None:
-    parser = harness.parser_of(__doc__)
-    parser.add_argument("--ranks", type=int, required=True)
-    parser.add_argument("--backends", default="")
-    parser.add_argument("--mpi", action="store_true")
-    parser.add_argument("--forked", action="store_true")
-    parser.add_argument("--layout", default="", help="a digit for the host of each rank")
-    parser.add_argument("--operations", required=True)
-    parser.add_argument("--sizes", required=True)
-    parser.add_argument("--rows", default=rows.PLAIN)
-    parser.add_argument("--row-sizes", default="", help="of rows but plain; else --sizes")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=5.0, help="about, for each cell")
-    arguments = parser.parse_args()
+def main(arguments: SimpleNamespace) -> None:
     torch.set_num_threads(1)
-    if arguments.mpi:
-        through_mpi(arguments)
-    elif arguments.forked:
-        forked(arguments)
-    else:
-        through_torch(arguments)
-
-
-if __name__ == "__main__":
-    main()
+    act = through_mpi if arguments.mpi else forked if arguments.forked else through_torch
+    act(arguments)

@@ -4,7 +4,7 @@ A gradient is neither made where it leaves from nor where it arrives. A message 
 gradients, or a piece of a large one, with their descriptions. It is written into a ring of buffers
 at the receiver, which decodes it and copies it out into private memory. What is there when a
 message begins shares it. Both ends are in C, as those of such an RPC
-would be (bench/support/copy_ring.c): Python has a call for what there is to send, and one for a
+would be (bench/core/copy_ring.c): Python has a call for what there is to send, and one for a
 step that comes. Sending and receiving have threads of their own. Every rank sends
 all its gradients to every other, and sums in the order of ranks.
 """

@@ -1,4 +1,4 @@
-"""The parameter server over gRPC in C++ (bench/rivals/grpc/parameters.cpp), from who trains.
+"""The parameter server over gRPC in C++ (bench/peers/grpc/parameters.cpp), from who trains.
 
 Python has no part on either side of the wire: a gradient's bytes leave from its tensor, and new
 values are received into a second set of parameters while backward reads the first; pull() exchanges

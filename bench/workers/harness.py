@@ -1,8 +1,7 @@
-"""What the workers share: their options, where the ranks meet, cores, and their lines of JSON."""
+"""What the workers share: where the ranks meet, cores, and their lines of JSON."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -13,15 +12,7 @@ from pathlib import Path
 PATIENCE_S = 60.0
 
 
-def parser_of(what: str | None) -> argparse.ArgumentParser:
-    """Return a parser with the options that run_ranks() gives each worker."""
-    parser = argparse.ArgumentParser(description=what)
-    parser.add_argument("--rank", type=int, default=0)
-    parser.add_argument("--folder", type=Path, required=True)
-    return parser
-
-
-def emit(record: dict[str, object]) -> None:
+def emit(**record: object) -> None:
     """Print one record."""
     sys.stdout.write(json.dumps(record) + "\n")
     sys.stdout.flush()

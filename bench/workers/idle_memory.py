@@ -8,19 +8,17 @@ imports have freed.
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import rdmatensor
-
-sys.path.append(str(Path(__file__).resolve().parents[2]))
-
 from bench.workers import harness
 from bench.workers.harness import Folder
 
-CONNECTIONS, WARM = 192, 64
+OPTIONS = {"connections": 192}
+WARM = 64
 _IDLE_S = 0.5  # set-up's buffers are given back by then
 
 
@@ -36,11 +34,8 @@ def arena_bytes(context: rdmatensor.Context) -> int:
     return cast("dict[str, int]", context.describe()["arena"])["allocated_bytes"]
 
 
-def main() -> None:
-    parser = harness.parser_of(__doc__)
-    parser.add_argument("--connections", type=int, default=CONNECTIONS)
-    arguments = parser.parse_args()
-    folder, count = Folder(arguments.folder, arguments.rank), int(arguments.connections)
+def main(arguments: SimpleNamespace) -> None:
+    folder, count = Folder(arguments.folder, arguments.rank), arguments.connections
     looks: list[tuple[int, int]] = []
     worlds: list[rdmatensor.World] = []
     for number in range(WARM + count):
@@ -55,16 +50,7 @@ def main() -> None:
     if arguments.rank == 0:
         each = [(after - before) / count for before, after in zip(*looks, strict=True)]
         transport = str(worlds[0].endpoint(1).transport)
-        record: dict[str, object] = {
-            "transport": transport,
-            "private_bytes": each[0],
-            "arena_bytes": each[1],
-        }
-        harness.emit(record)
+        harness.emit(transport=transport, private_bytes=each[0], arena_bytes=each[1])
     folder.swap("done", b"")
     for world in worlds:
         world.close()
-
-
-if __name__ == "__main__":
-    main()

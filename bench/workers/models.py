@@ -11,23 +11,22 @@ What is timed are blocks of a few steps, of all groups that there is memory for 
 (model_groups.py): of each step that of the slowest rank counts, and the processor time of all
 processes. The peers are in trainers.py.
 
-With --curve each group has all its steps at once, and the figures of all are printed, the first
+With "curve" each group has all its steps at once, and the figures of all are printed, the first
 ones too, with their losses: batches have something to learn then, and the losses have to be Gloo's.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import gc
 import json
 import os
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -36,10 +35,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 import graph_analysis
-
-sys.path.append(str(Path(__file__).resolve().parents[2]))
-
 from bench.benchlib import rig
+from bench.workers import harness
 from bench.workers.model_figures import (
     bits_of,
     check,
@@ -66,6 +63,18 @@ WARM_STEPS = 12  # plan.apply() has its final buckets after the tenth
 # After how many steps a group of more than two ranks is held against Gloo, whose sums are rounded
 # otherwise: inception_v3 amplifies a last bit to half of what its parameters move within three.
 ROUNDED_STEPS = 1
+OPTIONS = {
+    "model": "",
+    "divisor": 1,  # of all widths
+    "ranks": 2,
+    "steps": 4,  # timed of each block, or of a curve
+    "blocks": 4,  # of each peer
+    "patience": 300.0,  # seconds until it is ready, and of a block
+    "kept": "",  # a folder with plans and references, for all
+    "turns": [],  # (peer, transport), in this order
+    "curve": False,  # losses of all steps
+    "rate": 0.01,  # of learning
+}
 
 
 def start(job: Job, rank: int) -> Trainer:
@@ -309,68 +318,40 @@ def run_together(
             member.kill()
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rank", type=int, required=True, help="0: there is one of this process")
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--model", choices=MODELS, required=True)
-    parser.add_argument("--divisor", type=int, default=1, help="of all widths")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=4, help="timed of each block, or of a curve")
-    parser.add_argument("--blocks", type=int, default=4, help="of each peer")
-    parser.add_argument(
-        "--patience", type=float, default=300.0, help="seconds until it is ready, and of a block"
-    )
-    parser.add_argument("--kept", type=Path, required=True, help="plans and references, for all")
-    parser.add_argument(
-        "--turns", required=True, help="peer:transport, separated by commas, in this order"
-    )
-    parser.add_argument("--curve", action="store_true", help="losses of all steps")
-    parser.add_argument("--rate", type=float, default=0.01, help="of learning")
-    return parser.parse_args()
-
-
-def main() -> None:
-    arguments = _options()
-    name = f"{arguments.model}-{arguments.divisor}-{arguments.ranks}"
-    kind = f"curve-{arguments.steps}-{arguments.rate}" if arguments.curve else "reference"
-    plan, reference = arguments.kept / f"{name}.json", arguments.kept / f"{name}.{kind}"
-    turns = [turn.split(":") for turn in str(arguments.turns).split(",")]
-    patience_s: float = arguments.patience
+def main(options: SimpleNamespace) -> None:
+    name = f"{options.model}-{options.divisor}-{options.ranks}"
+    kind = f"curve-{options.steps}-{options.rate}" if options.curve else "reference"
+    kept, turns, patience_s = Path(options.kept), options.turns, options.patience
+    plan, reference = kept / f"{name}.json", kept / f"{name}.{kind}"
 
     def job(peer: str, folder: str, steps: int) -> Job:
         return Job(
             name=peer,
-            model=arguments.model,
-            divisor=arguments.divisor,
-            ranks=arguments.ranks,
+            model=options.model,
+            divisor=options.divisor,
+            ranks=options.ranks,
             steps=steps,
             plan=plan,
-            folder=arguments.folder / folder,
+            folder=options.folder / folder,
             # Servers, streams and receivers stand idle while all others have their turns.
-            patience_s=patience_s * (1 + len(turns) * (1 + arguments.blocks)),
-            rate=arguments.rate,
-            has_lessons=arguments.curve,
+            patience_s=patience_s * (1 + len(turns) * (1 + options.blocks)),
+            rate=options.rate,
+            has_lessons=options.curve,
         )
 
-    sys.stdout.write(json.dumps(about(arguments.model, arguments.divisor, arguments.ranks)) + "\n")
+    harness.emit(**about(options.model, options.divisor, options.ranks))
     if not plan.exists():
         first = job("planned", "plan", 0)
         await_all([fork(lambda: make_plan(first), {}, patience_s)], "the plan")
     if not reference.exists():
-        first = job("gloo", "reference", arguments.steps if arguments.curve else 0)
+        first = job("gloo", "reference", options.steps if options.curve else 0)
         make_reference(first, reference, patience_s)
     jobs = [
-        (job(peer, f"{number}", arguments.steps), transport)
+        (job(peer, f"{number}", options.steps), transport)
         for number, (peer, transport) in enumerate(turns)
     ]
     # What all processes share must not be copied by Python's collector in the middle of a step.
     gc.collect()
     gc.freeze()
-    for said in run_together(jobs, arguments.blocks, reference, patience_s):
-        sys.stdout.write(json.dumps(said) + "\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()
+    for said in run_together(jobs, options.blocks, reference, patience_s):
+        harness.emit(**said)

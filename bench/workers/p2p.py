@@ -9,25 +9,24 @@ with what the other sent.
 
 from __future__ import annotations
 
-import argparse
+import functools
 import importlib
 import os
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.append(str(Path(__file__).resolve().parents[2]))
 from bench.workers import harness
 from bench.workers.harness import PATIENCE_S, Folder
 
 LARGE_BYTES = 64 << 20
 SMALL_BYTES = 8
+OPTIONS = {"peer": "rdmatensor", "rounds": 20, "trips": 500, "larges": 3}
 # Way of writing -> (write 8 B + notify, write 64 MiB + notify), each until it is done.
 Ways = dict[str, tuple[Callable[[], object], Callable[[], object]]]
 
@@ -114,9 +113,9 @@ class Nixl:
             [descriptors([(start, length, 0)], "DRAM") for start in (source, address)]
             for length in pair
         ]
-        fresh = [partial(self._write_fresh, *both) for both in lists]
+        fresh = [functools.partial(self._write_fresh, *both) for both in lists]
         handles = [agent.initialize_xfer("WRITE", *both, self._other, b"n") for both in lists]
-        prepared = [partial(self._post, handle) for handle in handles]
+        prepared = [functools.partial(self._post, handle) for handle in handles]
         self.ways: Ways = {"write": (fresh[0], fresh[1]), "prepared": (prepared[0], prepared[1])}
         self.path = os.environ.get("UCX_TLS", "any")
         self._arrived = 0
@@ -158,11 +157,10 @@ def verify(folder: Folder, side: Side, way: str) -> None:
         folder.swap(f"seen {way} {length}", b"")
 
 
-def take_turns(arguments: argparse.Namespace, side: Side, way: str) -> None:
+def take_turns(arguments: SimpleNamespace, side: Side, way: str) -> None:
     """Both ranks; rank 0 measures and prints."""
-    rank: int = arguments.rank
+    rank, trips = arguments.rank, arguments.trips
     small, large = side.ways[way]
-    trips: int = arguments.trips
     latency_ns, large_ns = [], []
     for _ in range(arguments.rounds + 1):
         trips_ns = [one_trip(side, rank, small) for _ in range(trips)]
@@ -205,44 +203,26 @@ def large_turn(
 
 def report(peer: str, side: Side, way: str, size: int, samples_ns: list[int]) -> None:
     """Print one record."""
-    record: dict[str, object] = {
-        "name": peer,
-        "way": way,
-        "path": side.path,
-        "size": size,
-        "raw_ns": samples_ns,
-    }
-    harness.emit(record)
+    harness.emit(name=peer, way=way, path=side.path, size=size, raw_ns=samples_ns)
 
 
 PEERS: dict[str, Callable[[Folder], Side]] = {
     "rdmatensor": Rdmatensor,
-    "nixl": partial(Nixl, is_default=True),
-    "nixl tuned": partial(Nixl, is_default=False),
+    "nixl": functools.partial(Nixl, is_default=True),
+    "nixl tuned": functools.partial(Nixl, is_default=False),
 }
 
 
-def main() -> None:
-    parser = harness.parser_of(__doc__)
-    parser.add_argument("--peer", choices=PEERS, required=True)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--trips", type=int, default=500)
-    parser.add_argument("--larges", type=int, default=3)
-    arguments = parser.parse_args()
+def main(arguments: SimpleNamespace) -> None:
     cores = sorted(os.sched_getaffinity(0))
     folder = Folder(arguments.folder, arguments.rank)
     side = PEERS[arguments.peer](folder)
     os.sched_setaffinity(0, {cores[arguments.rank % len(cores)]})  # this thread only
-    for way in side.ways:
-        verify(folder, side, way)
-    for way in side.ways:
-        take_turns(arguments, side, way)
+    for act in (functools.partial(verify, folder), functools.partial(take_turns, arguments)):
+        for way in side.ways:
+            act(side, way)
     folder.swap("done", b"")
     side.close()
     sys.stdout.flush()
     if isinstance(side, Nixl):
         os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -19,21 +19,18 @@ from __future__ import annotations
 import functools
 import importlib
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 import rdmatensor.torch  # noqa: F401  registers "rdmatensor"
-
-sys.path.append(str(Path(__file__).resolve().parents[2]))
-
 from bench.benchlib import ladder
 from bench.benchlib.programs import free_port
 from bench.workers import harness
@@ -41,6 +38,12 @@ from bench.workers.model_groups import Group, Line
 
 PATIENCE_S = 240.0  # of one group; 128 ranks on two cores take most of a minute
 MANY_RANKS = 32  # more have one turn
+OPTIONS = {
+    "ranks": [],  # numbers of them
+    "backends": [],
+    "turns": 2,  # of each backend with up to 32 ranks
+    "seconds": float("inf"),  # no number of ranks that ends later begins
+}
 
 
 def neighbours(rank: int, ranks: int) -> bool:
@@ -146,32 +149,17 @@ def turn(backend: str, ranks: int) -> None:
             group.kill()
             raise
         for step, (took_ns, rank_bytes) in zip(steps, found, strict=True):
-            record: dict[str, object] = {"name": backend, "op": step, "ranks": ranks}
-            harness.emit({**record, "took_ns": took_ns, "rank_bytes": rank_bytes})
+            harness.emit(name=backend, op=step, ranks=ranks, took_ns=took_ns, rank_bytes=rank_bytes)
 
 
-def main() -> None:
-    parser = harness.parser_of(__doc__)
-    parser.add_argument("--ranks", required=True, help="numbers, separated by commas")
-    parser.add_argument("--backends", required=True)
-    parser.add_argument("--turns", type=int, default=2, help="of each backend with up to 32 ranks")
-    parser.add_argument(
-        "--seconds", type=float, default=math.inf, help="no number of ranks that ends later begins"
-    )
-    arguments = parser.parse_args()
-    backends = str(arguments.backends).split(",")
-    for backend in backends:
-        import_what_is_used(backend, arguments.folder / "imports")
+def main(options: SimpleNamespace) -> None:
+    for backend in options.backends:
+        import_what_is_used(backend, options.folder / "imports")
 
     def turns_of(ranks: int) -> int:
-        return int(arguments.turns) if ranks <= MANY_RANKS else 1
+        return int(options.turns) if ranks <= MANY_RANKS else 1
 
-    numbers = [int(word) for word in str(arguments.ranks).split(",")]
-    for ranks in ladder.climb(numbers, turns_of, arguments.seconds):
+    for ranks in ladder.climb(options.ranks, turns_of, options.seconds):
         for _ in range(turns_of(ranks)):
-            for backend in backends:
+            for backend in options.backends:
                 turn(backend, ranks)
-
-
-if __name__ == "__main__":
-    main()

@@ -116,8 +116,6 @@ common_parts() {
     # A few of the points that integration_sweep takes on the host: each takes seconds here.
     part 'C: integration_sweep' bash -c 'RDT_TEST_SWEEP=4 RDT_TEST_SWEEP_TRANSPORTS=verbs \
         over_device integration_sweep'
-    part 'raw verbs, no library' build/dev/bench/verbs_floor --device "$RIG_DEVICE" \
-        --gid "$RIG_GID_INDEX" --op imm --size 65536 --count 20
 }
 
 # Turns by the time that they take: the layout links (verify.sh) is in the first, the layout two in

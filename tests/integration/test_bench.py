@@ -62,9 +62,16 @@ def test_every_call_has_a_loop_on_a_busy_machine(ranks: int, transport: str) -> 
     printed = run_ranks(
         "busy",
         ranks,
-        *("--ranks", str(ranks), "--backends", "rdmatensor,gloo", "--calls", ",".join(calls)),
-        *("--sizes", "65536", "--between-ms", "0,0.5", "--loads", "spin:1"),
-        *("--seconds", "0.01", "--most-calls", "100"),
+        {
+            "ranks": ranks,
+            "backends": ["rdmatensor", "gloo"],
+            "calls": calls,
+            "sizes": [65536],
+            "between_ms": [0, 0.5],
+            "loads": ["spin:1"],
+            "seconds": 0.01,
+            "most_calls": 100,
+        },
         environment={"RDMATENSOR_TRANSPORT": transport},
         timeout_s=140.0,
     )
@@ -81,8 +88,8 @@ def test_every_call_has_a_loop_on_a_busy_machine(ranks: int, transport: str) -> 
 
 @pytest.mark.timeout(120)
 def test_writes_from_python_have_calls_and_handles() -> None:
-    counts = ("--rounds", "1", "--trips", "5", "--larges", "1")
-    found = run_ranks("p2p", 2, "--peer", "rdmatensor", *counts, timeout_s=100.0)
+    options = {"peer": "rdmatensor", "rounds": 1, "trips": 5, "larges": 1}
+    found = run_ranks("p2p", 2, options, timeout_s=100.0)
     rows = [(record["way"], record["size"]) for record in found]
     assert rows == [(way, size) for way in ("write", "prepared") for size in (8, 64 << 20)]
     assert all([ns > 0 for ns in samples.raw_of(record)] == [True] for record in found)
@@ -91,8 +98,8 @@ def test_writes_from_python_have_calls_and_handles() -> None:
 @pytest.mark.timeout(120)
 def test_sums_in_one_call_end_with_their_time_and_have_each_way_once() -> None:
     ways = ("one by one", "one by one, async", "manager", "coalesced")
-    options = ("--rounds", "1000000", "--tensors", "10", "--seconds", "0")
-    found = run_ranks("coalesced", 2, *options, timeout_s=100.0)
+    options = {"rounds": 1_000_000, "tensors": 10, "seconds": 0}
+    found = run_ranks("coalesced", 2, options, timeout_s=100.0)
     rows = [(record["name"], record["way"], len(samples.raw_of(record))) for record in found]
     assert rows == [(name, way, 1) for name in ("rdmatensor", "gloo") for way in ways]
 
@@ -104,8 +111,14 @@ def test_each_algorithm_is_the_one_that_is_measured(transport: str) -> None:
     printed = run_ranks(
         "collectives",
         1,
-        *("--forked", "--ranks", "3", "--backends", ",".join(backends), "--sizes", "1024"),
-        *("--operations", "all_reduce", "--rounds", "3"),
+        {
+            "forked": True,
+            "ranks": 3,
+            "backends": backends,
+            "sizes": [1024],
+            "operations": ["all_reduce"],
+            "rounds": 3,
+        },
         environment={"RDMATENSOR_TRANSPORT": transport},
         timeout_s=100.0,
     )
@@ -129,8 +142,8 @@ def test_hosts_with_several_ranks_are_compared_with_all_ranks_alone() -> None:
 @pytest.mark.timeout(120)
 def test_set_up_is_timed_and_its_memory_counted() -> None:
     """With four ranks nobody who only hears from a neighbour reaches all others."""
-    options = ["--ranks", "2,4", "--backends", "gloo,rdmatensor", "--turns", "1"]
-    found = run_ranks("setup", 1, *options, timeout_s=100.0)
+    options = {"ranks": [2, 4], "backends": ["gloo", "rdmatensor"], "turns": 1}
+    found = run_ranks("setup", 1, options, timeout_s=100.0)
     rows = [(record["name"], record["ranks"], record["op"]) for record in found]
     assert rows == [
         (backend, ranks, op)

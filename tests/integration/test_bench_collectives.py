@@ -17,7 +17,9 @@ from bench.workers.copies import LEAST_BYTES, Copies
 from bench.workers.operations import Operation
 
 pytestmark = pytest.mark.slow
-OPTIONS = ("--rounds", "3", "--sizes", "8,65536", "--rows", "plain,same,fresh,arena")
+ROWS = ["plain", "same", "fresh", "arena"]
+OPTIONS = {"rounds": 3, "sizes": [8, 65536], "rows": ROWS, "seconds": 0.01}
+ALL = ["rdmatensor", "gloo", "fake", "copies"]
 
 
 def _records(printed: list[Record]) -> list[Record]:
@@ -29,11 +31,8 @@ def _records(printed: list[Record]) -> list[Record]:
 @pytest.mark.timeout(150)
 def test_every_backend_delivers_every_operation_in_every_row(ranks: int) -> None:
     names = [name for name in collectives.OPERATIONS if name != "send" or ranks == 2]
-    words = ("--ranks", str(ranks), "--operations", ",".join(names), "--seconds", "0.01")
-    backends = ("--backends", "rdmatensor,gloo,fake,copies")
-    records = _records(
-        run_ranks("collectives", ranks, *words, *OPTIONS, *backends, timeout_s=140.0)
-    )
+    options = {**OPTIONS, "ranks": ranks, "operations": names, "backends": ALL}
+    records = _records(run_ranks("collectives", ranks, options, timeout_s=140.0))
     cells = [(one["name"], one["op"], one["size"], one["row"]) for one in records]
     assert len(set(cells)) == len(cells)
     moving = len(names) - 1
@@ -53,12 +52,12 @@ def test_every_backend_delivers_every_operation_in_every_row(ranks: int) -> None
 
 @pytest.mark.timeout(150)
 def test_mpi_has_the_same_cells_where_it_is() -> None:
-    words = ("--ranks", "2", "--operations", ",".join(collectives.OPERATIONS), "--seconds", "0.01")
+    options = {**OPTIONS, "ranks": 2, "operations": collectives.OPERATIONS, "mpi": True}
     if mpi.why_missing():
         with pytest.raises((RuntimeError, OSError)):
-            mpi.run("collectives", 2, "shm", *words, *OPTIONS, "--mpi", timeout_s=60.0)
+            mpi.run("collectives", 2, "shm", options, timeout_s=60.0)
         return
-    records = _records(mpi.run("collectives", 2, "shm", *words, *OPTIONS, "--mpi", timeout_s=140.0))
+    records = _records(mpi.run("collectives", 2, "shm", options, timeout_s=140.0))
     assert {text(one, "op") for one in records} == set(collectives.OPERATIONS)
     assert len(records) == 3 * 2 * (len(collectives.OPERATIONS) - 1) + 1
     assert {text(one, "row") for one in records} == {"plain", "same", "fresh"}
@@ -66,9 +65,9 @@ def test_mpi_has_the_same_cells_where_it_is() -> None:
 
 @pytest.mark.timeout(100)
 def test_the_copy_floor_is_there_for_rows_that_are_asked_for_alone() -> None:
-    words = ("--ranks", "2", "--operations", "send,barrier", "--rows", "arena", "--rounds", "1")
-    more = ("--sizes", "8,65536", "--backends", "rdmatensor,gloo,fake,copies")
-    records = _records(run_ranks("collectives", 2, *words, *more, timeout_s=90.0))
+    options = {"ranks": 2, "operations": ["send", "barrier"], "rows": ["arena"], "rounds": 1}
+    options |= {"sizes": [8, 65536], "backends": ALL}
+    records = _records(run_ranks("collectives", 2, options, timeout_s=90.0))
     assert [(one["name"], one["row"], one["size"]) for one in records] == [
         ("copy floor", "plain", 65536),
         ("rdmatensor", "arena", 8),

@@ -35,19 +35,25 @@ SIZES = {64: 253_480, 16: 1_603_624, 4: 15_851_560}  # by the divisor of widths
 def _train(
     tmp_path: Path,
     turns: list[tuple[str, str]],
-    *more: str,
     ranks: int = 2,
     model: str = "fcn5",
     divisor: int = 64,
+    **more: object,
 ) -> tuple[Record, ...]:
     about, *found = run_ranks(
         "models",
         1,
-        *("--model", model, "--divisor", str(divisor), "--steps", str(STEPS)),
-        *("--blocks", str(BLOCKS), "--ranks", str(ranks)),
-        *("--kept", str(tmp_path), "--patience", "40"),
-        *("--turns", ",".join(f"{who}:{path}" for who, path in turns)),
-        *more,
+        {
+            "model": model,
+            "divisor": divisor,
+            "steps": STEPS,
+            "blocks": BLOCKS,
+            "ranks": ranks,
+            "kept": str(tmp_path),
+            "patience": 40.0,
+            "turns": turns,
+            **more,
+        },
         timeout_s=140.0,
     )
     assert model != "fcn5" or about["parameter_bytes"] == SIZES[divisor]
@@ -121,8 +127,7 @@ def test_a_model_that_amplifies_a_last_bit_is_the_same_for_all(tmp_path: Path, r
 @pytest.mark.timeout(150)
 def test_losses_by_step_are_those_of_gloo(tmp_path: Path) -> None:
     turns = [("planned", "shm"), ("adopted", "tcp"), ("gloo", "")]
-    words = ("--curve", "--rate", "0.5", "--steps", "12")
-    for one in _train(tmp_path, turns, *words):
+    for one in _train(tmp_path, turns, curve=True, rate=0.5, steps=12):
         assert "failed" not in one
         assert one["off"] == 0.0  # of two ranks, in whatever order they are summed
         losses = one["losses"]

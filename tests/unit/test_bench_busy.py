@@ -9,6 +9,7 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,10 +24,9 @@ from bench.workers.busy import Budget, burning, compute, loop
 MS = 1_000_000
 
 
-def _words(*chosen: str) -> dict[str, str]:
+def _options(*chosen: str) -> dict[str, Any]:
     settings = command.settings_of(command._parser().parse_args(["busy", *chosen]))
-    words = busy.words_of(settings, 2)
-    return dict(zip(words[::2], words[1::2], strict=True))
+    return busy.words_of(settings, 2)
 
 
 def _records(
@@ -65,13 +65,13 @@ def _records(
 
 
 def test_options_choose_the_cells() -> None:
-    chosen = _words("--calls", "barrier,ddp", "--burners", "0,4", "--kinds", "spin,nap")
-    assert chosen["--calls"] == "barrier,ddp"
-    assert chosen["--loads"] == "none:0,spin:4,nap:4"
-    assert _words("--between-ms", "0,0.5")["--between-ms"] == "0,0.5"
-    assert set(_words()["--calls"].split(",")) == set(busy.CALLS)
-    assert "send" not in busy.words_of(Settings(topics=("busy",)), 4)[3].split(",")
-    assert busy.words_of(Settings(topics=("busy",), calls=("send",)), 4) == ()
+    chosen = _options("--calls", "barrier,ddp", "--burners", "0,4", "--kinds", "spin,nap")
+    assert chosen["calls"] == ["barrier", "ddp"]
+    assert chosen["loads"] == ["none:0", "spin:4", "nap:4"]
+    assert _options("--between-ms", "0,0.5")["between_ms"] == (0.0, 0.5)
+    assert _options()["calls"] == list(busy.CALLS)
+    assert "send" not in busy.words_of(Settings(topics=("busy",)), 4)["calls"]
+    assert busy.words_of(Settings(topics=("busy",), calls=("send",)), 4) == {}
 
 
 @pytest.mark.parametrize(
@@ -230,15 +230,15 @@ def test_each_turn_is_another_round(
 ) -> None:
     seen = []
 
-    def run(worker: str, ranks: int, *words: str, **_: object) -> list[Record]:
+    def run(worker: str, ranks: int, options: dict[str, Any], **_: object) -> list[Record]:
         assert worker == "busy"
-        seen.append((ranks, words[words.index("--round") + 1]))
+        seen.append((ranks, options["round"]))
         return []
 
     monkeypatch.setattr(busy, "run_ranks", run)
     settings = Settings(topics=("busy",), transports=("tcp",), rounds=2)
     stream = io.StringIO()
     assert busy.measure(settings, [], rounds.Progress("busy", stream)) == []
-    assert sorted(seen) == [(2, "0"), (2, "1"), (4, "0"), (4, "1")]
+    assert sorted(seen) == [(2, 0), (2, 1), (4, 0), (4, 1)]
     assert "round 2: 4 ranks, tcp" in stream.getvalue()
     assert "busy: about " in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What a result says of the code and the rivals that it is of."""
+"""What a result says of the code and the peers that it is of."""
 
 from __future__ import annotations
 

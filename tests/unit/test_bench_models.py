@@ -38,25 +38,25 @@ def test_rdmatensors_transports_have_turns_of_their_own_and_others_one() -> None
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The options of each worker that is asked for a step, which one peer of two has."""
-    words_of: list[tuple[str, ...]] = []
+    found: list[dict[str, Any]] = []
 
-    def run_ranks(*words: str, **_: Any) -> list[Record]:
-        words_of.append(words)
-        assert Path(words[words.index("--kept") + 1]).is_dir()
+    def run_ranks(_: str, __: int, options: dict[str, Any], **___: Any) -> list[Record]:
+        found.append(options)
+        assert Path(options["kept"]).is_dir()
         broken: Record = {"name": "gloo", "transport": "", "failed": "other parameters"}
         return [ABOUT, {**printed("planned", 1.0), "transport": "tcp"}, broken]
 
     monkeypatch.setattr(models, "run_ranks", run_ranks)
-    return words_of
+    return found
 
 
-def _turns(words: tuple[str, ...]) -> list[str]:
-    return words[words.index("--turns") + 1].split(",")
+def _turns(options: dict[str, Any]) -> list[str]:
+    return [":".join(turn) for turn in options["turns"]]
 
 
-def test_a_peer_that_fails_is_named_and_the_others_go_on(asked: list[tuple[str, ...]]) -> None:
+def test_a_peer_that_fails_is_named_and_the_others_go_on(asked: list[dict[str, Any]]) -> None:
     settings = Settings(
         ("models",), is_quick=True, models=("vgg16",), rounds=2, transports=("tcp",)
     )
@@ -66,13 +66,13 @@ def test_a_peer_that_fails_is_named_and_the_others_go_on(asked: list[tuple[str, 
     (one,) = failed
     assert (one["peer"], one["missing"]) == ("DDP on Gloo, vgg16", "failed: other parameters")
     assert "missing in models: DDP on Gloo, vgg16" in tables.show([planned, one])
-    assert [_turns(words)[0] for words in asked] == ["planned:tcp", "adopted:tcp"]
-    kept = {words[words.index("--kept") + 1] for words in asked}
+    assert [_turns(options)[0] for options in asked] == ["planned:tcp", "adopted:tcp"]
+    kept = {options["kept"] for options in asked}
     assert len(kept) == 1
     assert not Path(kept.pop()).exists()
 
 
-def test_the_copy_variant_has_no_row_of_more_than_two_ranks(asked: list[tuple[str, ...]]) -> None:
+def test_the_copy_variant_has_no_row_of_more_than_two_ranks(asked: list[dict[str, Any]]) -> None:
     present, _ = peers.choose("models", [peers.COPIES])
     for ranks, is_refused in ((2, False), (3, True)):
         settings = Settings(("models",), models=("vgg16",), ranks=ranks, rounds=1)
@@ -168,17 +168,17 @@ def test_compare_judges_rdmatensors_rows_and_knows_the_floor() -> None:
 
 @pytest.mark.parametrize(
     ("topic", "wanted", "other"),
-    [("models", "libparameters.so", "grpc_rival"), ("p2p", "grpc_rival", "libparameters.so")],
+    [("models", "libparameters.so", "grpc_transfer"), ("p2p", "grpc_transfer", "libparameters.so")],
 )
 def test_grpc_is_missing_only_where_what_it_needs_is_not_built(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, topic: str, wanted: str, other: str
 ) -> None:
     monkeypatch.setattr(peers, "GRPC_PARAMETERS", tmp_path / "libparameters.so")
-    monkeypatch.setattr(peers, "GRPC_PROGRAM", tmp_path / "grpc_rival")
+    monkeypatch.setattr(peers, "GRPC_PROGRAM", tmp_path / "grpc_transfer")
     (tmp_path / other).touch()
     present, missing = peers.choose(topic, ["grpc-cpp"])
     assert not present
-    assert missing[0].why == f"not built in build/rivals: {wanted}"
+    assert missing[0].why == f"not built in build/peers: {wanted}"
     (tmp_path / wanted).touch()
     assert [peer.name for peer in peers.choose(topic, ["grpc-cpp"])[0]] == ["grpc-cpp"]
 
@@ -218,12 +218,12 @@ def test_the_table_of_losses_has_times_and_whose_differ() -> None:
 def test_losses_are_measured_where_they_are_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    curves: list[str] = []
+    curves: list[list[str]] = []
 
-    def run_ranks(*words: str, **_: Any) -> list[Record]:
-        if "--curve" not in words:
+    def run_ranks(_: str, __: int, options: dict[str, Any], **___: Any) -> list[Record]:
+        if "curve" not in options:
             return [ABOUT]
-        curves.append(words[words.index("--turns") + 1])
+        curves.append(_turns(options))
         failed = {"name": "gloo", "transport": "", "failed": "losses are 0.1 off Gloo's"}
         return [ABOUT, _learns("planned", 1.0), failed]
 
@@ -231,7 +231,7 @@ def test_losses_are_measured_where_they_are_asked_for(
     present = [one for one in peers.PEERS if one.name in ("copies", "gloo", "grpc-cpp", "floor")]
     plain = Settings(("models",), models=("gru",), transports=("shm",), rounds=1)
     learnt, failed = models.measure(replace(plain, converge="lstm"), present, QUIET)
-    assert curves == ["planned:shm,adopted:shm,gloo:,grpc_cpp:"]
+    assert curves == [["planned:shm", "adopted:shm", "gloo:", "grpc_cpp:"]]
     assert (learnt["topic"], learnt["losses"]) == (models.CONVERGENCE, LOSSES)
     assert failed["missing"] == "failed: losses are 0.1 off Gloo's"
     assert models.measure(plain, present, QUIET) == []

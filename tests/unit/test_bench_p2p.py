@@ -218,7 +218,7 @@ def test_the_others_go_on_without_it(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 @pytest.mark.parametrize("printed", ["no JSON", '{"median_us": 1}', ""])
 def test_a_program_that_prints_something_else_fails(tmp_path: Path, printed: str) -> None:
-    program = _program(tmp_path / "rival", f"echo '{printed}'")
+    program = _program(tmp_path / "peer", f"echo '{printed}'")
     with pytest.raises(RuntimeError, match=r"no records|another version"):
         p2p._grpc([], "gRPC", ["tcp"], program)
 

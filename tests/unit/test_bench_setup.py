@@ -67,21 +67,20 @@ def test_no_turn_of_a_quick_run_begins_too_late() -> None:
 
 def _measure(
     monkeypatch: pytest.MonkeyPatch, settings: Settings, reached: dict[str, int]
-) -> tuple[list[Record], list[str], str]:
+) -> tuple[list[Record], list[float], str]:
     """Measure where each path reaches so many ranks; the records, the limits, what was said."""
-    limits = []
+    limits: list[float] = []
 
     def run_ranks(
-        worker: str, size: int, *words: str, environment: dict[str, str], **_: Any
+        worker: str, size: int, options: dict[str, Any], environment: dict[str, str], **_: Any
     ) -> list[Record]:
         assert (worker, size) == ("setup", 1)
-        limits.append(words[words.index("--seconds") + 1])
-        numbers = map(int, words[words.index("--ranks") + 1].split(","))
+        limits.append(options["seconds"])
         return [
             {"name": who, "op": "barrier", "ranks": n, "took_ns": n, "rank_bytes": 1}
-            for n in numbers
+            for n in options["ranks"]
             if n <= reached[environment["RDMATENSOR_TRANSPORT"]]
-            for who in words[words.index("--backends") + 1].split(",")
+            for who in options["backends"]
         ]
 
     monkeypatch.setattr(setup, "run_ranks", run_ranks)
@@ -92,7 +91,7 @@ def _measure(
 def test_what_there_was_no_time_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings(("setup",), rounds=2)
     found, limits, said = _measure(monkeypatch, settings, {"shm": 128, "tcp": 32})
-    assert limits == [f"{settings.seconds_of('setup') / 2:g}"] * 4
+    assert limits == [settings.seconds_of("setup") / 2] * 4
     assert said.count("tcp: 32 ranks, and no time for more") == 2
     assert "shm: 128" not in said
     left_out = [one["peer"] for one in found if "missing" in one]
@@ -109,5 +108,5 @@ def test_what_there_was_no_time_for_is_said(monkeypatch: pytest.MonkeyPatch) -> 
 def test_who_names_the_ranks_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings(("setup",), transports=("shm",), ranks=12, rounds=1)
     found, limits, _ = _measure(monkeypatch, settings, {"shm": 12})
-    assert limits == ["inf"]
+    assert limits == [float("inf")]
     assert sorted({int(str(one["ranks"])) for one in found}) == [2, 4, 8, 12]

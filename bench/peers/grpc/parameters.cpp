@@ -8,8 +8,9 @@
 // messages are gRPC's own slices, which on their way out refer to the tensors themselves, and are
 // copied once where they arrive. Each stream has a thread that reads and one that writes. Limits
 // on messages are lifted; frames are as large as HTTP/2 lets them be.
-#include "parameters.h"
-
+//
+// bench/workers/grpc_native.py loads the functions at the end. They return 0 or a handle, else -1 or
+// nullptr, and then params_error() says why, in that thread.
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/impl/codegen/client_unary_call.h>
 #include <grpcpp/impl/codegen/method_handler.h>
@@ -25,12 +26,20 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
+
+// Dense float32 in row-major order. A worker has two places for the values of each, in turn: new
+// values arrive in the one that backward does not read. The server has one.
+struct params_tensor {
+    float *values;
+    float *other;
+    const uint64_t *dims;
+    uint64_t ndim;
+};
 
 namespace
 {
@@ -224,11 +233,10 @@ class Service final : public grpc::Service
         const size_t step = piece_bytes / sizeof(float);
         for (size_t i = 0; i < count; i++)
             for (size_t first = 0, numel = numel_of(tensors[i]); first < numel; first += step) {
-                auto &piece = pieces_[{i, first}];
-                piece = std::make_unique<Piece>();
-                piece->index = static_cast<uint32_t>(i);
-                piece->first = first;
-                piece->count = std::min(step, numel - first);
+                Piece &piece = pieces_[{i, first}];
+                piece.index = static_cast<uint32_t>(i);
+                piece.first = first;
+                piece.count = std::min(step, numel - first);
             }
         AddMethod(new grpc::internal::RpcServiceMethod(
             TRAIN, grpc::internal::RpcMethod::BIDI_STREAMING,
@@ -311,9 +319,9 @@ class Service final : public grpc::Service
         Cursor cursor(message);
         const Where where = parse(cursor, tensors_, count_);
         const auto found = pieces_.find({where.index, where.first});
-        if (found == pieces_.end() || found->second->count != where.count)
+        if (found == pieces_.end() || found->second.count != where.count)
             throw std::runtime_error("a gradient came in other pieces");
-        Piece &piece = *found->second;
+        Piece &piece = found->second;
         {
             const std::lock_guard<std::mutex> lock(piece.mutex);
             piece.arrived.push_back(std::move(cursor));
@@ -349,7 +357,7 @@ class Service final : public grpc::Service
     size_t count_;
     size_t workers_;
     float rate_;
-    std::map<std::pair<size_t, size_t>, std::unique_ptr<Piece>> pieces_;
+    std::map<std::pair<size_t, size_t>, Piece> pieces_;
     std::mutex mutex_;
     std::condition_variable changed_;
     std::vector<Out *> outs_;
@@ -533,10 +541,11 @@ params_error(void)
     return last_error.c_str();
 }
 
+// Hold the tensors until all workers have ended their streams; `address` is HOST:PORT, the port may
+// be 0. The port that it listens on is written to `port_file`, which is new then.
 int
-params_serve(const char *address, const struct params_tensor *tensors, size_t count,
-             size_t piece_bytes, size_t workers, float rate, const char *port_file,
-             double timeout_s)
+params_serve(const char *address, const params_tensor *tensors, size_t count, size_t piece_bytes,
+             size_t workers, float rate, const char *port_file, double timeout_s)
 {
     try {
         serve(address, tensors, count, piece_bytes, workers, rate, port_file, timeout_s);
@@ -546,9 +555,10 @@ params_serve(const char *address, const struct params_tensor *tensors, size_t co
     }
 }
 
-struct params_client *
-params_connect(const char *address, const struct params_tensor *tensors, size_t count,
-               size_t piece_bytes, double timeout_s)
+// `tensors` and what they point to outlive the client. The deadline is that of the whole stream.
+params_client *
+params_connect(const char *address, const params_tensor *tensors, size_t count, size_t piece_bytes,
+               double timeout_s)
 {
     try {
         return new params_client(address, tensors, count, piece_bytes, timeout_s);
@@ -558,27 +568,30 @@ params_connect(const char *address, const struct params_tensor *tensors, size_t 
     }
 }
 
-int
-params_push(struct params_client *client, size_t index, const float *gradient)
+// Send a gradient, from a thread of the client; it must not change before params_pull().
+void
+params_push(params_client *client, size_t index, const float *gradient)
 {
     client->push(index, gradient);
-    return 0;
 }
 
+// Wait until all new values are here: in `other` after the first, third... time.
 int
-params_pull(struct params_client *client)
+params_pull(params_client *client)
 {
     return client->pull() ? 0 : -1;
 }
 
+// Processor time of the server's process so far.
 int64_t
-params_server_spent_ns(struct params_client *client)
+params_server_spent_ns(params_client *client)
 {
     return client->server_spent_ns();
 }
 
+// End the stream, and free the client, also where it returns -1.
 int
-params_close(struct params_client *client)
+params_close(params_client *client)
 {
     const int result = client->close();
     delete client;

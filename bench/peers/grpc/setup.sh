@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Build grpc_rival and libparameters.so into build/rivals, with Debian's gRPC. Nothing else of this
+# Build grpc_transfer and libparameters.so into build/peers, with Debian's gRPC. Nothing else of this
 # project needs gRPC.
-# Does nothing, in a moment, when all is there. Usage: bench/rivals/grpc/setup.sh
+# Does nothing, in a moment, when all is there. Usage: bench/peers/grpc/setup.sh
 # shellcheck source=ci/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../../../ci/lib.sh"
-home="$ROOT/bench/rivals/grpc"
-out="$ROOT/build/rivals"
-program="$out/grpc_rival"
+home="$ROOT/bench/peers/grpc"
+out="$ROOT/build/peers"
+program="$out/grpc_transfer"
 library="$out/libparameters.so"
 
 missing_packages() {
@@ -23,8 +23,8 @@ if ((${#packages[@]} > 0)); then
     sudo=()
     ((EUID == 0)) || sudo=(sudo -n)
     say "installing Debian packages: ${packages[*]}"
-    logged rivals-update "${sudo[@]}" apt-get -q update
-    logged rivals-install "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y \
+    logged peers-update "${sudo[@]}" apt-get -q update
+    logged peers-install "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y \
         --no-install-recommends install "${packages[@]}"
 fi
 is_new() { # PROGRAM SOURCE...
@@ -37,16 +37,15 @@ is_new() { # PROGRAM SOURCE...
 # Contract: what parameters.cpp says of it.
 flags=(-std=c++17 -O3 -ffp-contract=fast -Wall -Wextra)
 libraries=(-Wl,--copy-dt-needed-entries -lgrpc++ -lgrpc -lgpr -lprotobuf -lpthread)
-sources=("$home/grpc_rival.cpp" "$home/rival_server.cpp")
-if ! is_new "$program" "${sources[@]}" "$home/rival.h" "$home/transfer.proto"; then
-    say 'building grpc_rival'
-    logged rivals-protoc protoc -I "$home" --cpp_out="$out" --grpc_out="$out" \
+if ! is_new "$program" "$home/transfer.cpp" "$home/transfer.proto"; then
+    say 'building grpc_transfer'
+    logged peers-protoc protoc -I "$home" --cpp_out="$out" --grpc_out="$out" \
         --plugin=protoc-gen-grpc="$(command -v grpc_cpp_plugin)" "$home/transfer.proto"
-    logged rivals-compile g++ "${flags[@]}" -I "$out" -o "$program" \
-        "${sources[@]}" "$out/transfer.pb.cc" "$out/transfer.grpc.pb.cc" "${libraries[@]}"
+    logged peers-compile g++ "${flags[@]}" -I "$out" -o "$program" \
+        "$home/transfer.cpp" "$out/transfer.pb.cc" "$out/transfer.grpc.pb.cc" "${libraries[@]}"
 fi
-if ! is_new "$library" "$home/parameters.cpp" "$home/parameters.h"; then
+if ! is_new "$library" "$home/parameters.cpp"; then
     say 'building libparameters.so'
-    logged rivals-parameters g++ "${flags[@]}" -fPIC -shared -o "$library" \
+    logged peers-parameters g++ "${flags[@]}" -fPIC -shared -o "$library" \
         "$home/parameters.cpp" "${libraries[@]}"
 fi
