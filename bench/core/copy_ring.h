@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Both ends of a tuned RPC over the library's transports, for tensors.c and for `rdmatensor bench
- * models` (bench/workers/copy_variant.py has the same structs): tensors leave in messages, each with
+ * models` (bench/workers/copy_variant.py has the same structs): tensors leave in messages, with
  * their descriptions, which are copied into a ring of slots at the receiver and out of it into its
  * private memory. One call sends what is there, one receives a step: no message needs Python. */
 #ifndef RDT_BENCH_COPY_RING_H

@@ -3,8 +3,8 @@
  * Messages of one size between the two processes, each with a baseline in the same run, and what
  * each side's processor spends on them. What arrives is compared in a pass of its own, first.
  *
- * latency - half a round trip of write + notify, both cores busy. The baseline over shared memory is
- * a line that each side stores into and spins on, with a memcpy before where the payload is more
+ * latency - half a round trip of write + notify, both cores busy. The baseline over shared memory
+ * is a line that each side stores into and spins on, with a memcpy before where the payload is more
  * than a word; over TCP a plain socket that is waited for in the same way.
  *
  *   rdtperf latency [--transport shm|tcp|verbs] [--wait spin|sleep] [--size N] [--rounds N]
@@ -14,7 +14,7 @@
  * sleeper may be woken before its core has gone idle, and then takes no longer than a spinning one;
  * so each line has the voluntary context switches and the processor time of a round trip.
  *
- * streams - messages in a row, at most `depth` of them unacknowledged, one way or both ways at once.
+ * streams - messages in a row, at most `depth` of them unacknowledged, one way or both ways.
  * A sample is the time for each message: from both sides' start until all are in place and both
  * sides know it. The library writes with a notification into one place. The baseline over TCP has a
  * connection for each direction, with an answer of 8 B to each message; over shared memory it is
@@ -239,7 +239,7 @@ row_memory(void *ends, const struct perf_way *way, uint64_t count)
     return 0;
 }
 
-/* One side of a flow of messages, which the bytes' sender or, for reads, their receiver asks for. */
+/* One side of a flow of messages: the bytes' sender or, for reads, their receiver asks. */
 static struct flow
 flow_of(const struct ends *e, int fd, bool is_sender)
 {

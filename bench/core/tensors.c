@@ -8,8 +8,8 @@
  *
  *   slot        a static slot: its place is known, one write into it
  *   dynamic     a dynamic slot: description and address travel, the receiver reads
- *   copy        a tuned RPC: chunks are written into a ring of slots at the receiver, and copied out
- *               of it into the tensor while the next ones come
+ *   copy        a tuned RPC: chunks are written into a ring of slots at the receiver, and copied
+ *               out of it into the tensor while the next ones come
  *   serialised  the same of messages that the tensor is first packed into (copy_ring.h): dtype,
  *               shape and bytes, which the receiver checks before it copies them out
  *

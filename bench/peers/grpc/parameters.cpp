@@ -9,8 +9,8 @@
 // copied once where they arrive. Each stream has a thread that reads and one that writes. Limits
 // on messages are lifted; frames are as large as HTTP/2 lets them be.
 //
-// bench/workers/grpc_native.py loads the functions at the end. They return 0 or a handle, else -1 or
-// nullptr, and then params_error() says why, in that thread.
+// bench/workers/grpc_native.py loads the functions at the end. They return 0 or a handle, else -1
+// or nullptr, and then params_error() says why, in that thread.
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/impl/codegen/client_unary_call.h>
 #include <grpcpp/impl/codegen/method_handler.h>

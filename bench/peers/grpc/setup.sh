@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Build grpc_transfer and libparameters.so into build/peers, with Debian's gRPC. Nothing else of this
-# project needs gRPC.
+# Build grpc_transfer and libparameters.so into build/peers, with Debian's gRPC. Nothing else of
+# this project needs gRPC.
 # Does nothing, in a moment, when all is there. Usage: bench/peers/grpc/setup.sh
 # shellcheck source=ci/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../../../ci/lib.sh"

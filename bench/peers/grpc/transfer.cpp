@@ -7,8 +7,8 @@
 //   grpc_transfer row ADDRESS:PORT SIZE COUNT DEPTH ROUNDS one|both
 //
 // KIND: echo and echo-all bring COUNT tensors of SIZE bytes there and back, one by one, by unary
-// calls or by a stream; what came back is compared with what was sent before anything is timed, as
-// is what is taken, by its receiver. row brings COUNT tensors in a row over a stream, ROUNDS times,
+// calls or by a stream; each side compares the bytes that it receives before the clock
+// starts. row brings COUNT tensors in a row over a stream, ROUNDS times,
 // with at most DEPTH unanswered; "both": as many come the other way at the same time, asked for
 // DEPTH ahead.
 //
