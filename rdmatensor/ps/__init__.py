@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from rdmatensor.ps.cluster import Cluster, join, run
 from rdmatensor.ps.dense import Dense
+from rdmatensor.ps.kv import KV
 from rdmatensor.ps.modes import SSP, Mode
 from rdmatensor.ps.modules import Embedding, EmbeddingBag
 from rdmatensor.ps.queue import WorkQueue
@@ -41,6 +42,7 @@ from rdmatensor.ps.table import Table
 from rdmatensor.ps.worker import Worker
 
 __all__ = [
+    "KV",
     "SGD",
     "SSP",
     "Adagrad",

@@ -35,7 +35,23 @@ def region(value: object) -> RemoteRegion:
     return RemoteRegion.decode(bytes.fromhex(value))
 
 
-def parse_answer(data: bytes, call: str, server: int, rank: int, **kinds: Kind) -> dict[str, Any]:
+def parse_call(message: bytes) -> dict[str, object]:
+    """Read a call or an answer: an object, and "data" if bytes follow it.
+
+    Raises:
+        ValueError: It is something else.
+        TypeError: The same.
+    """
+    head, _, tail = message.partition(b"\n")
+    found = json.loads(head)
+    if not isinstance(found, dict):
+        raise TypeError(f"{str(found)[:100]!r} is not an object")
+    return {**found, "data": tail} if tail else found
+
+
+def parse_answer(
+    data: bytes, call: str, server: int, rank: int, /, **kinds: Kind
+) -> dict[str, Any]:
     """Read a server's answer; its fields named by kinds are there and of these kinds.
 
     Raises:
@@ -43,9 +59,7 @@ def parse_answer(data: bytes, call: str, server: int, rank: int, **kinds: Kind) 
     """
     key = "the whole"
     try:
-        answer = json.loads(data)
-        if not isinstance(answer, dict):
-            raise TypeError("no object")
+        answer = parse_call(data)
         for key, kind in kinds.items():
             answer[key] = kind(answer[key])
     except (KeyError, TypeError, ValueError, RecursionError, RdmaTensorError) as error:

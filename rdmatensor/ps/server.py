@@ -25,9 +25,11 @@ from rdmatensor._native.ffi import (
 from rdmatensor.context import Context
 from rdmatensor.endpoint import Endpoint
 from rdmatensor.memory import RemoteRegion
+from rdmatensor.ps.calls import parse_call
 from rdmatensor.ps.modes import codes_of, name_of
 from rdmatensor.ps.rules import Rule
 from rdmatensor.ps.spec import Shape, TableSpec
+from rdmatensor.ps.values import HEAD_BYTES, Values
 
 _TEXT_BYTES = 600
 
@@ -64,6 +66,7 @@ class Server(Closable):
         self._endpoints: list[Endpoint] = []
         self._lock, self._is_closing = threading.RLock(), False
         self._buffer = ffi.new("uint8_t[]", shape.slot_bytes)
+        self._kv = Values(context, shape.slot_bytes - HEAD_BYTES)
         self._calls: dict[str, Callable[[dict[str, object], int], dict[str, object]]] = {
             "table": self._make_table,
             "queue": self._make_queue,
@@ -71,6 +74,7 @@ class Server(Closable):
             "first values": self._send_first,
             "values": self._send_values,
             "describe": lambda *_: self.describe(),
+            "kv": self._kv.carry_out,
         }
 
     def inboxes(self) -> list[RemoteRegion]:
@@ -123,7 +127,10 @@ class Server(Closable):
         request = bytes(ffi.buffer(self._buffer, call.len_bytes))
         status, answer = OK, b""
         try:
-            answer = json.dumps(self._carry_out(json.loads(request), call.worker)).encode()
+            result = self._carry_out(parse_call(request), call.worker)
+            data = result.get("data", b"")
+            head = json.dumps({key: one for key, one in result.items() if key != "data"})
+            answer = b"\n".join((head.encode(), data))  # type: ignore[arg-type]
         except errors.RdmaTensorError as error:
             status, answer = getattr(lib, error.code), _text(error.detail)
         except Exception as error:  # noqa: BLE001 - a worker's bad call must not end the server
@@ -142,8 +149,8 @@ class Server(Closable):
             err,
         )
 
-    def _carry_out(self, request: object, worker: int) -> dict[str, object]:
-        if not isinstance(request, dict) or request.get("call") not in self._calls:
+    def _carry_out(self, request: dict[str, object], worker: int) -> dict[str, object]:
+        if not isinstance(request.get("call"), str) or request["call"] not in self._calls:
             raise ValueError(f"unknown call {str(request)[:100]!r}")
         return self._calls[str(request["call"])](request, worker)
 
@@ -280,7 +287,7 @@ class Server(Closable):
             "server": self.index,
             "pid": os.getpid(),
         }
-        return {**state, **fixed, "tables": tables}
+        return {**state, **fixed, "tables": tables, "kv": self._kv.describe()}
 
     def __repr__(self) -> str:
         return f"<Server {self.index} of {self.shape.servers}>"

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -31,6 +31,7 @@ from rdmatensor.errors import ClosedError, MismatchError, PeerError, RdmaTensorE
 from rdmatensor.memory import RemoteRegion
 from rdmatensor.ps.calls import Kind, number, parse_answer, region
 from rdmatensor.ps.dense import SPLIT_BYTES, Dense
+from rdmatensor.ps.kv import KV
 from rdmatensor.ps.modes import codes_of
 from rdmatensor.ps.queue import WorkQueue, batches
 from rdmatensor.ps.rules import Init, Rule, zeros
@@ -47,6 +48,7 @@ class Worker(Closable):
         rank: Of this worker among the workers.
         workers: Number of workers.
         servers: Number of servers.
+        kv: Named tensors on the servers.
 
     Threads:
         Any thread; operations run one after the other.
@@ -71,6 +73,7 @@ class Worker(Closable):
         self._models: dict[str, Dense] = {}
         self._undone: list[Dense] = []
         self._has_left = self._is_closing = False
+        self.kv = KV(self._call, shape.servers, shape.slot_bytes, self._core.timeout_s)
 
     # ---- set-up --------------------------------------------------------------------------------
 
@@ -150,9 +153,13 @@ class Worker(Closable):
             super().close()
 
     def _call(self, server: int, request: dict[str, object], **kinds: Kind) -> dict[str, Any]:
-        """Ask the program that runs a server; kinds read the answer's fields."""
+        """Ask the program that runs a server; kinds read the answer's fields.
+
+        "data" in a request and in an answer are bytes.
+        """
         call = str(request["call"])
-        said = self._ask(server, call, json.dumps(request).encode())
+        tail = cast("bytes", request.pop("data", b""))
+        said = self._ask(server, call, b"\n".join((json.dumps(request).encode(), tail)))
         return parse_answer(said, call, server, self.workers + server, **kinds)
 
     def _ask(self, server: int, call: str, data: bytes) -> bytes:

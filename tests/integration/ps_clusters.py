@@ -20,6 +20,7 @@ def run(
     workers: int,
     servers: int,
     transport: str = "auto",
+    arena_max_mib: int | None = None,
     **options: Any,
 ) -> tuple[list[Any], list[dict[str, object]]]:
     """Run main(worker) on each worker; returns what they returned, and the servers' states.
@@ -33,7 +34,9 @@ def run(
 
     def play(rank: int) -> None:
         try:
-            settings = Settings(transport=transport, secret=SECRET, timeout_s=JOIN_S)
+            settings = Settings(
+                transport=transport, secret=SECRET, timeout_s=JOIN_S, arena_max_mib=arena_max_mib
+            )
             with (
                 Context(settings) as context,
                 ps.join(

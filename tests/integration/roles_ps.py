@@ -131,3 +131,41 @@ def victims(rank: int, _world: int, mode: str, seed: int) -> dict[str, Any]:
 
     ps.run(main, servers=2, mode=ps.SSP(1) if mode == "ssp" else mode, on_worker_death="continue")
     return result
+
+
+def _dying(ask: Any, calls: int) -> Any:
+    """Pass on so many calls, then die."""
+    done = 0
+
+    def call(*args: Any, **kinds: Any) -> Any:
+        nonlocal done
+        if done == calls:
+            _die()
+        done += 1
+        return ask(*args, **kinds)
+
+    return call
+
+
+def dies_in_add(rank: int, _world: int) -> dict[str, Any]:
+    """Workers 1 and 2 are killed between two parts of a change; worker 0 counts."""
+    result: dict[str, Any] = {}
+
+    def main(w: ps.Worker) -> None:
+        if w.rank == 0:
+            w.kv.put("x", torch.zeros(100_000, dtype=torch.int64))
+        w.kv.get("x", wait=20)
+        ones = torch.ones(100_000, dtype=torch.int64)
+        for step in range(4):
+            if w.rank > 0 and step == 3:
+                w.kv.put(f"dies {w.rank}", torch.zeros(()))
+                w.kv._ask = _dying(w.kv._ask, calls=w.rank)
+            w.kv.add("x", ones)
+        if w.rank == 0:
+            for other in (1, 2):
+                w.kv.get(f"dies {other}", wait=20)
+            w.kv.add("x", ones)
+            result["values"] = w.kv.get("x").unique().tolist()
+
+    ps.run(main, servers=1, on_worker_death="continue", mode="async")
+    return result
