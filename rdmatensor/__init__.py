@@ -3,9 +3,10 @@
 Names are loaded at their first use: importing this package loads neither torch nor numpy nor the C
 library, and works on a machine without a NIC or libibverbs.
 
-What needs torch is in five modules: rdmatensor.distributed for groups of torch.distributed,
+What needs torch is in six modules: rdmatensor.distributed for groups of torch.distributed,
 rdmatensor.torch for tensors, rdmatensor.symmetric for symmetric memory, rdmatensor.plan for planned
-training, and rdmatensor.ps for parameter servers. `import rdmatensor` is enough to use them.
+training, rdmatensor.ps for parameter servers, and rdmatensor.trials, which also needs Optuna, for
+searches of hyper-parameters. `import rdmatensor` is enough to use them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from rdmatensor import symmetric as symmetric
     from rdmatensor import torch as torch
     from rdmatensor import trace as trace
+    from rdmatensor import trials as trials
     from rdmatensor.bootstrap import World as World
     from rdmatensor.bootstrap import join as join
     from rdmatensor.bootstrap import join_async as join_async
@@ -90,7 +92,7 @@ _MODULES = {
     "types": ("Counters",),
 }
 # Modules that need no import of their own. Of all public names only those of _OF_TORCH need torch.
-_OF_TORCH = ("distributed", "plan", "ps", "symmetric", "torch")
+_OF_TORCH = ("distributed", "plan", "ps", "symmetric", "torch", "trials")
 _MODULES_BY_NAME = (*_OF_TORCH, "errors", "metrics", "trace")
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
