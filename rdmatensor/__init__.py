@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rdmatensor import compress as compress
     from rdmatensor import distributed as distributed
     from rdmatensor import errors as errors
     from rdmatensor import metrics as metrics
@@ -92,7 +93,7 @@ _MODULES = {
     "types": ("Counters",),
 }
 # Modules that need no import of their own. Of all public names only those of _OF_TORCH need torch.
-_OF_TORCH = ("distributed", "plan", "ps", "symmetric", "torch", "trials")
+_OF_TORCH = ("compress", "distributed", "plan", "ps", "symmetric", "torch", "trials")
 _MODULES_BY_NAME = (*_OF_TORCH, "errors", "metrics", "trace")
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

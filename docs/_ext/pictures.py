@@ -305,6 +305,21 @@ def trace() -> Figure:
     return figure
 
 
+def compression() -> Figure:
+    """What examples/compress_digits.py comes to: loss against size, round by round."""
+    with tempfile.TemporaryDirectory() as folder:
+        example = Path(__file__).parents[2] / "examples/compress_digits.py"
+        command = [sys.executable, str(example), "--out", folder]
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
+        curve = json.loads(Path(folder, "size.json").read_text(encoding="utf-8"))
+    figure = Figure(figsize=(WIDTH_IN, 3.2), facecolor="white", layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(curve["bytes"], curve["loss"], marker="o", color=BLUE)
+    axes.set(xlabel="share of the dense model's bytes", ylabel="test loss", xlim=(1.03, 0))
+    axes.set_title("the CNN of the tutorial, a point for each round")
+    return figure
+
+
 def _pairs() -> list[dict[str, Any]]:
     """Return what doctors of four ranks, on two names of this machine, find of their pairs."""
     with socket.socket() as probe:
@@ -353,6 +368,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "doctor_matrix": doctor_matrix,
     "plan": plan,
     "trace": trace,
+    "compression": compression,
 }
 
 

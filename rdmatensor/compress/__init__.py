@@ -1,0 +1,38 @@
+"""Compress a model from its own script: which tensors, by which method, how far, in which steps.
+
+For example::
+
+    policy = compress.Policy(
+        compress.Prune("conv*", by="near_zero", block=(1, 16), to=0.9),
+        compress.Quantize("fc", points="clustered", bits=4),
+        process=compress.Progressive(step=0.1, retrain=train),
+    )
+    result = compress.run(model, policy, optimizer, evaluate=evaluate)
+    print(result.table())
+    torch.save(result.export("codebook"), "small.pt")
+
+Ranks of a group call it together and get the same masks. The parameters stay the same objects, so
+optimizers, DistributedDataParallel and planned models go on with them.
+"""
+
+from __future__ import annotations
+
+from rdmatensor.compress.export import load
+from rdmatensor.compress.policy import Policy, Progressive, Prune, Quantize, Target
+from rdmatensor.compress.process import run
+from rdmatensor.compress.result import Result, Round
+from rdmatensor.compress.sensitivity import Curve, sensitivity
+
+__all__ = [
+    "Curve",
+    "Policy",
+    "Progressive",
+    "Prune",
+    "Quantize",
+    "Result",
+    "Round",
+    "Target",
+    "load",
+    "run",
+    "sensitivity",
+]
