@@ -1,13 +1,15 @@
 """Measure rdmatensor on this machine, and what else could be used in its place.
 
     rdmatensor bench [TOPIC] [--quick] [--peers a,b] [--transport shm|tcp|verbs] [--ranks N]
-                     [--models a,b] [--rows a,b] [--converge MODEL] [--out FILE.json] [--report DIR]
+                     [--models a,b] [--rows a,b] [--converge MODEL] [--link RATE]
+                     [--out FILE.json] [--report DIR]
     rdmatensor bench compare A.json B.json
     rdmatensor bench report FILE.json DIR
 
 Without a topic p2p, collectives, setup and models are measured. Only what runs in one run can be
 compared: all take turns. --transport verbs is for the rig (ci/rig/run.sh), as are the topic links
-and models on two hosts, where both run the same command.
+and models on two hosts, where both run the same command. --link 500mbit runs all of it over tcp on a
+loopback interface of that rate (ci/throttle.sh), as root.
 
 Exit status: 0; 1 for what failed, for compare a regression; 2 for misuse; 3 where compare could
 judge nothing, for too few turns.
@@ -46,6 +48,7 @@ from bench.suite.settings import (
     MOST_BYTES,
     PLAIN,
     ROWS,
+    TCP,
     TOPICS,
     TRANSPORTS,
     VERBS,
@@ -135,6 +138,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], object], tuple[str, ...]]] = {
         lambda text: _words_of("transport", (*TRANSPORTS, VERBS))(text)[0],
         (),
     ),
+    "link": ("rate of the loopback interface, as 500mbit; tcp only", str, ()),
     "rounds": ("turns of each peer", _positive, ()),
     "seconds": ("for the turns of a topic", _above_zero, ()),
     "sizes": (
@@ -197,6 +201,8 @@ def settings_of(chosen: argparse.Namespace) -> Settings:
     given = {name: getattr(chosen, name) for name in _OPTIONS}
     nic = given.pop("nic_latency_us"), given.pop("nic_gbit")
     transport, topics = given.pop("transport"), (chosen.topic,)
+    if given.pop("link") is not None:
+        transport = TCP
     fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if "rate" in fields:
         fields["link_rate"] = fields.pop("rate")
@@ -261,6 +267,8 @@ def _run(words: Sequence[str]) -> int:
         parser.error("--nic-latency-us and --nic-gbit go together")
     _refuse_ignored(parser, chosen)
     settings = settings_of(chosen)
+    if chosen.link is not None and chosen.transport not in (None, TCP):
+        parser.error(f"--link is of tcp, not of {chosen.transport}")
     if VERBS in settings.transports and not rig.is_here():
         parser.error("--transport verbs is measured in the rig: bash ci/rig/run.sh")
     if settings.topics != ("p2p",) and max(chosen.sizes or (), default=0) > MOST_BYTES:
@@ -269,6 +277,11 @@ def _run(words: Sequence[str]) -> int:
         parser.error(f"--out: there is no folder {chosen.out.parent}")
     if chosen.report is not None and not _has_matplotlib():
         return 1  # before everything is measured
+    if chosen.link is not None and machine.LINK not in os.environ:
+        inside = (sys.executable, "-m", "rdmatensor", "bench", *words)
+        script = str(machine.ROOT / "ci" / "throttle.sh")
+        environment = {**os.environ, machine.LINK: chosen.link}
+        os.execvpe("bash", ("bash", script, chosen.link, "--", *inside), environment)  # noqa: S606
     command = shlex.join(["rdmatensor", "bench", *words])
     if chosen.out is not None and rig.is_here():  # elsewhere a guest's files are gone afterwards
         chosen.out = None if rig.rank() else Path(os.environ["RIG_OUT"]) / chosen.out

@@ -8,7 +8,8 @@ from pathlib import Path
 
 TOPICS = ("p2p", "collectives", "setup", "models")
 ASKED_FOR = ("scale", "busy", "hosts", "costs", "links")  # only where they are named
-TRANSPORTS = ("shm", "tcp")  # of each run; verbs only where it is named, in the rig
+TCP = "tcp"
+TRANSPORTS = ("shm", TCP)  # of each run; verbs only where it is named, in the rig
 VERBS = "verbs"
 PLAIN = "plain"  # a row of collectives: tensors that nothing touches between calls
 ROWS = ("same", "fresh", "arena")  # others, which the ranks write and read in each iteration

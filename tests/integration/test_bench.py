@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,28 @@ def test_the_smallest_measurement(tmp_path: Path) -> None:
     compared = _rdmatensor("bench", "compare", kept, kept)
     assert compared.returncode == 3, compared.stderr  # it judged nothing
     assert compared.stdout.splitlines()[-1] == "10 too few turns"
+
+
+@pytest.mark.timeout(120)
+def test_a_link_bounds_what_is_measured(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    options = ["--quick", "--ranks", "2", "--sizes", str(1 << 20), "--rounds", "1"]
+    done = _rdmatensor(
+        *("bench", "collectives", *options, "--peers", "gloo"),
+        *("--link", "200mbit", "--out", str(kept)),
+    )
+    if done.returncode == 125 and not os.environ.get("CI"):
+        pytest.skip("unshare is refused")
+    assert done.returncode == 0, done.stderr
+    result = load(kept)
+    assert result.machine["loopback_rate"] == "200mbit"
+    found = [one for one in result.quietest.records if one["op"] == "all_reduce"]
+    assert {(one["name"], one["transport"]) for one in found} == {
+        ("rdmatensor", "tcp"),
+        ("gloo", "tcp"),
+    }
+    least_ns = 2 * (1 << 20) * 8 / 200e6 * 1e9  # both directions share the interface
+    assert all(number(one, "median_ns") > 0.9 * least_ns for one in found)
 
 
 @pytest.mark.timeout(120)
