@@ -2,6 +2,7 @@
 # Run COMMAND behind a link of a known rate, in network and process namespaces of its own.
 # Usage: ci/throttle.sh RATE [--duplex] [--hosts N] [--quota PERMILLE] [--memory MIB] -- COMMAND...
 # RATE, as 500mbit (kbit, mbit, gbit): of the loopback interface, which both directions share.
+# COMMAND finds it in THROTTLE_RATE.
 # --duplex: COMMAND runs once on each of two hosts, with RANK, WORLD_SIZE, MASTER_ADDR and
 # MASTER_PORT. Each host has an address and a link to a bridge that has RATE in each direction.
 # --hosts N: that many hosts (2 to 64); implies --duplex.
@@ -14,10 +15,11 @@ set -euo pipefail
 
 CGROUPS=/sys/fs/cgroup
 PERIOD_US=100000
-LEAST_BURST=131072 # bytes; a packet of the loopback interface has up to 64 KiB
-BURST_MS=2         # of RATE, where that is more
-QUEUE=200ms        # before packets are dropped
-END_WAIT_S=10      # between SIGTERM and SIGKILL
+LEAST_BURST=70000 # bytes; a packet of the loopback interface has up to 64 KiB
+LEAST_BURST_OF_HOSTS=20000
+BURSTS_PER_MS=2 # of RATE, where that is more
+QUEUE=200ms     # before packets are dropped
+END_WAIT_S=10   # between SIGTERM and SIGKILL
 FAILED=125
 
 say() { printf 'throttle.sh: %s\n' "$*" >&2; }
@@ -56,19 +58,27 @@ make_hosts() {
     done
 }
 
+# A pipe has the statuses: `wait -n` may miss who ends at the same time as another one.
 run_on_hosts() {
-    local host code status=0
+    local host code status=0 ends=/run/netns/.ends
+    is_ended=""
+    trap 'is_ended=1' TERM # the process group has it: COMMAND, too
+    mkfifo "$ends"
+    exec 9<>"$ends"
     for ((host = 0; host < hosts; host++)); do
-        ip netns exec "host$host" env RANK="$host" WORLD_SIZE="$hosts" MASTER_ADDR=10.77.0.1 \
-            MASTER_PORT="${MASTER_PORT:-29500}" "$@" &
+        (
+            trap : TERM # goes on until COMMAND has ended by it
+            code=0
+            ip netns exec "host$host" env RANK="$host" WORLD_SIZE="$hosts" MASTER_ADDR=10.77.0.1 \
+                MASTER_PORT="${MASTER_PORT:-29500}" "$@" 9>&- || code=$?
+            printf '%s\n' "$code" >&9
+        ) &
     done
-    trap '' TERM # wait() goes on until all have ended by it
     for ((host = 0; host < hosts; host++)); do
-        code=0
-        wait -n || code=$?
+        read -r code <&9
         if ((code != 0 && status == 0)); then
             status="$code"
-            jobs -rp | xargs -r kill 2>/dev/null || true # they may have ended
+            [[ -n "$is_ended" ]] || kill -TERM 0 # the process group: all other hosts
         fi
     done
     return "$status"
@@ -83,6 +93,7 @@ inside() {
     ip link set lo up
     if ((hosts > 0)); then make_hosts; else shape lo; fi
     trap - ERR
+    export THROTTLE_RATE="$rate"
     trap : TERM # the process group has it: COMMAND, too, whose status counts
     if ((hosts > 0)); then run_on_hosts "$@"; else "$@"; fi
 }
@@ -134,8 +145,6 @@ case "${BASH_REMATCH[2]}" in
     mbit) bytes_per_ms=$((BASH_REMATCH[1] * 125)) ;;
     gbit) bytes_per_ms=$((BASH_REMATCH[1] * 125000)) ;;
 esac
-burst=$((bytes_per_ms * BURST_MS))
-((burst > LEAST_BURST)) || burst="$LEAST_BURST"
 shift
 hosts=0 quota="" memory="" cgroups=() is_ended=""
 while [[ $# -gt 0 && "$1" != -- ]]; do
@@ -150,6 +159,9 @@ while [[ $# -gt 0 && "$1" != -- ]]; do
 done
 [[ $# -gt 1 ]] || misuse "no COMMAND after --"
 shift
+burst=$((bytes_per_ms / BURSTS_PER_MS))
+((hosts == 0)) || LEAST_BURST="$LEAST_BURST_OF_HOSTS"
+((burst > LEAST_BURST)) || burst="$LEAST_BURST"
 command -v ip >/dev/null && command -v tc >/dev/null ||
     die "no ip or tc on the PATH: apt-get install iproute2"
 unshare --net --pid --fork --mount-proc true ||

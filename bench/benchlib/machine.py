@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # What a figure is of: the library and what measures it, without what a run itself writes.
 _MEASURED = ("csrc", "rdmatensor", "graph_analysis", "bench", "CMakeLists.txt", "pyproject.toml")
 _WRITTEN = (":(exclude)bench/results", ":(exclude,glob)bench/**/*.json")
-LINK = "RDMATENSOR_BENCH_LINK"  # the rate of the loopback interface, where that is limited
+LINK = "THROTTLE_RATE"  # of the link that ci/throttle.sh made, if any
 _PACKAGES = ("rdmatensor", "torch", "numpy", "cffi", "grpcio", "mpi4py")
 
 
@@ -45,7 +45,7 @@ def stamp(versions: Mapping[str, str] | None = None) -> Record:
         "versions": {**{name: _version(name) for name in _PACKAGES}, **(versions or {})},
         "commit": commit_of(ROOT),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        **({"loopback_rate": os.environ[LINK]} if LINK in os.environ else {}),
+        **({"link_rate": os.environ[LINK]} if LINK in os.environ else {}),
         **({"rig": rig.device(), "hw_counters": rig.counters()} if rig.is_here() else {}),
     }
 

@@ -8,8 +8,8 @@
 
 Without a topic p2p, collectives, setup and models are measured. Only what runs in one run can be
 compared: all take turns. --transport verbs is for the rig (ci/rig/run.sh), as are the topic links
-and models on two hosts, where both run the same command. --link 500mbit runs all of it over tcp on a
-loopback interface of that rate (ci/throttle.sh), as root.
+and models on two hosts, where both run the same command. --link 500mbit is for root: all is
+measured over tcp on a loopback interface of that rate (ci/throttle.sh).
 
 Exit status: 0; 1 for what failed, for compare a regression; 2 for misuse; 3 where compare could
 judge nothing, for too few turns.
@@ -260,15 +260,27 @@ def _result(settings: Settings, command: str, runs: list[Run]) -> Result:
     return Result("quick" if settings.is_quick else "full", command, stamp, runs)
 
 
+def _enter_link(
+    parser: argparse.ArgumentParser, chosen: argparse.Namespace, words: Sequence[str]
+) -> None:
+    """Begin again behind a link of the rate, unless this is there already."""
+    if chosen.transport not in (None, TCP):
+        parser.error(f"--link is of tcp, not of {chosen.transport}")
+    if machine.LINK not in os.environ:
+        script = str(machine.ROOT / "ci" / "throttle.sh")
+        again = (sys.executable, "-m", "rdmatensor", "bench", *words)
+        os.execvp("bash", ("bash", script, chosen.link, "--", *again))
+
+
 def _run(words: Sequence[str]) -> int:
     parser = _parser()
     chosen = parser.parse_args(words)
     if (chosen.nic_gbit is None) != (chosen.nic_latency_us is None):
         parser.error("--nic-latency-us and --nic-gbit go together")
     _refuse_ignored(parser, chosen)
+    if chosen.link is not None:
+        _enter_link(parser, chosen, words)
     settings = settings_of(chosen)
-    if chosen.link is not None and chosen.transport not in (None, TCP):
-        parser.error(f"--link is of tcp, not of {chosen.transport}")
     if VERBS in settings.transports and not rig.is_here():
         parser.error("--transport verbs is measured in the rig: bash ci/rig/run.sh")
     if settings.topics != ("p2p",) and max(chosen.sizes or (), default=0) > MOST_BYTES:
@@ -277,11 +289,6 @@ def _run(words: Sequence[str]) -> int:
         parser.error(f"--out: there is no folder {chosen.out.parent}")
     if chosen.report is not None and not _has_matplotlib():
         return 1  # before everything is measured
-    if chosen.link is not None and machine.LINK not in os.environ:
-        inside = (sys.executable, "-m", "rdmatensor", "bench", *words)
-        script = str(machine.ROOT / "ci" / "throttle.sh")
-        environment = {**os.environ, machine.LINK: chosen.link}
-        os.execvpe("bash", ("bash", script, chosen.link, "--", *inside), environment)  # noqa: S606
     command = shlex.join(["rdmatensor", "bench", *words])
     if chosen.out is not None and rig.is_here():  # elsewhere a guest's files are gone afterwards
         chosen.out = None if rig.rank() else Path(os.environ["RIG_OUT"]) / chosen.out

@@ -47,7 +47,7 @@ DRAWS = 1000
 SEED = 20_240_601
 TAIL = 0.005  # left out at either end
 _MOST_PER_TURN = 100  # samples of a turn that are drawn from, evenly spread
-_MACHINE = ("processor", "family_model", "cores", "is_virtual", "loopback_rate")
+_MACHINE = ("processor", "family_model", "cores", "is_virtual", "link_rate")
 _NOTED = ("kernel", "libc", "python", "versions", "huge_pages", "congestion_control")
 # Options, each with its value, that do not say which of rdmatensor's rows are measured.
 _OF_NO_ROW = ("--peers", "--rounds", "--out", "--report")

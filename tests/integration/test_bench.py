@@ -52,7 +52,7 @@ def test_a_link_bounds_what_is_measured(tmp_path: Path) -> None:
         pytest.skip("unshare is refused")
     assert done.returncode == 0, done.stderr
     result = load(kept)
-    assert result.machine["loopback_rate"] == "200mbit"
+    assert result.machine["link_rate"] == "200mbit"
     found = [one for one in result.quietest.records if one["op"] == "all_reduce"]
     assert {(one["name"], one["transport"]) for one in found} == {
         ("rdmatensor", "tcp"),
