@@ -110,10 +110,9 @@ class Controller:
                 self._wait_in_lane(run)
                 continue
             with self._lock:
-                self._leave_if_held(entry)
-                self._changed.wait_for(
-                    lambda: entry.is_done or (entry.run is not None and entry.run.position >= 0)
-                )
+                if not (entry.is_done or (entry.run is not None and entry.run.position >= 0)):
+                    self._leave_if_held(entry)  # also of a lane that begins meanwhile
+                    self._changed.wait()
 
     def _wait_in_lane(self, run: _execute.Run) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -56,23 +57,23 @@ def like_ddp(rank: int, _world: int) -> dict[str, float]:
     return found
 
 
+def _all_in_one(world: int) -> torch.nn.Module:
+    """Train with the data of all ranks in this one."""
+    model = _model()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = [torch.Generator().manual_seed(one) for one in range(world)]
+    for _ in range(6):
+        sgd.zero_grad()
+        for one in data:
+            (model(torch.randn(4, 6, generator=one)).square().mean() / world).backward()
+        sgd.step()
+    return model
+
+
 def options(rank: int, world: int) -> dict[str, float]:
     """Train with each option of DistributedOptimizer(); the differences to all data in one."""
-
-    def all_in_one(steps: int = 6) -> torch.nn.Module:
-        model = _model()
-        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-        data = [torch.Generator().manual_seed(one) for one in range(world)]
-        for _ in range(steps):
-            sgd.zero_grad()
-            for one in data:
-                loss = model(torch.randn(4, 6, generator=one)).square().mean() / world
-                loss.backward()
-            sgd.step()
-        return model
-
     hvd.init()
-    expected = all_in_one()
+    expected = _all_in_one(world)
     kinds: dict[str, dict[str, Any]] = {
         "plain": {},
         "predivide": {"gradient_predivide_factor": float(world)},
@@ -162,6 +163,30 @@ def _value(seed: int, rank: int, name: int, step: int) -> float:
     return float(random.Random(f"{seed} {rank} {name} {step}").randrange(100))
 
 
+class _Step:
+    """One step of a schedule on this rank."""
+
+    def __init__(self, seed: int, rank: int, step: int, sizes: list[int], there: list[int]) -> None:
+        self.seed, self.rank, self.step, self.sizes, self.there = seed, rank, step, sizes, there
+        self.handles: dict[int, int] = {}
+
+    def submit(self, names: list[int]) -> None:
+        """Submit these tensors."""
+        for name in names:
+            given = torch.full((self.sizes[name],), _value(self.seed, self.rank, name, self.step))
+            self.handles[name] = hvd.allreduce_async(given, name=f"{self.seed}.{name}", op=hvd.Sum)
+
+    def check(self, names: list[int], own: random.Random) -> None:
+        """Wait for these tensors."""
+        for name in names:
+            if own.random() < 0.2:
+                hvd.poll(self.handles[name])
+            found = hvd.synchronize(self.handles.pop(name))
+            expected = sum(_value(self.seed, one, name, self.step) for one in self.there)
+            where = (self.seed, self.step, name)
+            assert found.tolist() == [expected] * self.sizes[name], where
+
+
 def _schedule(rank: int, world: int, seed: int) -> None:
     common, own = random.Random(f"common {seed}"), random.Random(f"own {seed} {rank}")
     names = list(range(common.randrange(1, 7)))
@@ -171,41 +196,27 @@ def _schedule(rank: int, world: int, seed: int) -> None:
     is_sync = common.random() < 0.3
     odd = {step for step in range(steps) if common.random() < 0.15}
     for step in range(ends[rank]):
-        there = [one for one in range(world) if ends[one] > step]
-        ordered = names if is_sync else own.sample(names, len(names))
-        cut = own.randrange(len(names) + 1) if own.random() < 0.3 else len(names)
-        handles: dict[int, int] = {}
-
-        def submit(some: list[int], step: int = step, into: dict[int, int] = handles) -> None:
-            for name in some:
-                given = torch.full((sizes[name],), _value(seed, rank, name, step))
-                into[name] = hvd.allreduce_async(given, name=f"{seed}.{name}", op=hvd.Sum)
-
-        def check(
-            some: list[int],
-            step: int = step,
-            there: list[int] = there,
-            held: dict[int, int] = handles,
-        ) -> None:
-            for name in some:
-                if own.random() < 0.2:
-                    hvd.poll(held[name])
-                found = hvd.synchronize(held.pop(name))
-                expected = sum(_value(seed, one, name, step) for one in there)
-                assert found.tolist() == [expected] * sizes[name], (seed, step, name)
-
+        one = _Step(
+            seed, rank, step, sizes, [other for other in range(world) if ends[other] > step]
+        )
+        early = names if is_sync else common.sample(names, common.randrange(len(names) + 1))
+        late = [name for name in names if name not in early]
         if is_sync:
-            for name in ordered:
-                submit([name])
-                check([name])
+            for name in names:
+                one.submit([name])
+                one.check([name], own)
+        elif own.random() < 0.3:  # the late ones are not submitted before the early ones are there
+            one.submit(own.sample(early, len(early)))
+            one.check(own.sample(early, len(early)), own)
+            one.submit(own.sample(late, len(late)))
+            one.check(own.sample(late, len(late)), own)
         else:
-            submit(ordered[:cut])
+            one.submit(own.sample(names, len(names)))
             if own.random() < 0.2:
                 time.sleep(0.001)
-            submit(ordered[cut:])
-            check(own.sample(names, len(names)))
+            one.check(own.sample(names, len(names)), own)
         if step in odd:
-            root = common.randrange(world) if False else step % world
+            root = step % world
             assert int(hvd.broadcast(torch.tensor(rank), root)) == root
     hvd.join()
 
@@ -229,10 +240,8 @@ def killed(rank: int, world: int, victim: int, is_idle: bool) -> dict[str, Any]:
         words = str(error)
     else:
         raise AssertionError("nothing failed")
-    try:
+    with contextlib.suppress(hvd.HorovodInternalError):
         hvd.allreduce(torch.ones(2), name="after")
-    except hvd.HorovodInternalError:
-        pass
     hvd.shutdown()
     return {"words": words, "late_s": late_s}
 
