@@ -18,8 +18,8 @@ from collections.abc import Callable
 from torch.distributed import ProcessGroup
 
 from rdmatensor.horovod import _execute, _lane
-from rdmatensor.horovod._coordinator import Coordinator, Limits, bytes_of
-from rdmatensor.horovod._entry import Entry, Mode
+from rdmatensor.horovod._coordinator import Coordinator, Limits
+from rdmatensor.horovod._entry import Entry, Mode, bytes_of
 from rdmatensor.horovod._server import Server
 from rdmatensor.horovod._timeline import Timeline
 from rdmatensor.horovod._wire import Channel, Record
@@ -381,6 +381,7 @@ class Controller:
         with self._lock:
             for run in partial:
                 run.is_void = True
+                run.unpack()
                 for entry in run.entries:
                     entry.run, entry.mode = None, mode
             lane.is_resolved = True

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rdmatensor.horovod._entry import OP_NAMES, Signature, must_agree
+from rdmatensor.horovod._entry import OP_NAMES, Signature, bytes_of, must_agree
 from rdmatensor.horovod._wire import Record
 
 log = logging.getLogger("rdmatensor.horovod")
@@ -364,24 +364,6 @@ class Coordinator:
 
     def _tell(self, found: _Set, record: Record) -> None:
         self._out += [(rank, record) for rank in found.ranks]
-
-
-def bytes_of(signature: Signature) -> int:
-    """Return the bytes of an allreduce's tensors."""
-    total = 0
-    for dtype, shape in zip(signature["dtypes"], signature["shapes"], strict=True):
-        count = 1
-        for dim in shape:
-            count *= dim
-        total += count * _ITEM_BYTES.get(dtype, 8)
-    return total
-
-
-_ITEM_BYTES = {
-    **dict.fromkeys(("uint8", "int8", "bool"), 1),
-    **dict.fromkeys(("float16", "bfloat16", "int16"), 2),
-    **dict.fromkeys(("float32", "int32"), 4),
-}
 
 
 def _can_share(one: Signature, other: Signature) -> bool:

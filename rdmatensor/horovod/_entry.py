@@ -96,3 +96,21 @@ _EQUAL: dict[Kind, tuple[str, ...]] = {
     "add_process_set": ("ranks",),
     "remove_process_set": ("ranks",),
 }
+
+
+def bytes_of(signature: Signature) -> int:
+    """Return the bytes of an allreduce's tensors."""
+    total = 0
+    for dtype, shape in zip(signature["dtypes"], signature["shapes"], strict=True):
+        count = 1
+        for dim in shape:
+            count *= dim
+        total += count * _ITEM_BYTES.get(dtype, 8)
+    return total
+
+
+_ITEM_BYTES = {
+    **dict.fromkeys(("uint8", "int8", "bool"), 1),
+    **dict.fromkeys(("float16", "bfloat16", "int16"), 2),
+    **dict.fromkeys(("float32", "int32"), 4),
+}

@@ -32,6 +32,34 @@ _REDUCE_OPS = {
 }
 
 
+class Bundle:
+    """Small tensors that travel as one: kept for an allreduce that is repeated."""
+
+    MOST_BYTES = 64 << 10  # of a tensor; copying a larger one costs more than a call of its own
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        sizes = [tensor.numel() for tensor in tensors]
+        self.flat = torch.empty(sum(sizes), dtype=tensors[0].dtype)
+        views = torch.split(self.flat, sizes)
+        self._views = [view.view_as(one) for view, one in zip(views, tensors, strict=True)]
+        self._tensors: list[torch.Tensor] = []
+
+    def pack(self, tensors: list[torch.Tensor]) -> None:
+        """Copy the tensors into the bundle."""
+        self._tensors = tensors
+        torch._foreach_copy_(self._views, tensors)
+
+    def unpack(self) -> None:
+        """Copy the bundle into the tensors."""
+        torch._foreach_copy_(self._tensors, self._views)
+        self._tensors = []
+
+
+def is_small(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor travels in a bundle."""
+    return tensor.numel() * tensor.element_size() <= Bundle.MOST_BYTES
+
+
 @dataclass(slots=True, eq=False)
 class Run:
     """Operations whose data is in flight."""
@@ -41,6 +69,7 @@ class Run:
     size: int
     position: int = -1  # in a fast lane
     lane: Any = None  # _lane.Lane
+    bundle: Bundle | None = None
     extra: Any = None
     is_finished: bool = False
     is_void: bool = False  # members have left the lane in it: its sums are not complete
@@ -54,9 +83,15 @@ class Run:
         """Return whether wait() would not wait."""
         return all(work.is_completed() for work in self.works)
 
+    def unpack(self) -> None:
+        """Bring what was sent in a bundle to its place; the data is there."""
+        if self.bundle is not None:
+            self.bundle.unpack()
+
     def finish(self) -> None:
         """Set the results; the data is there."""
         self.is_finished = True
+        self.unpack()
         for entry in self.entries:
             if entry.is_done:  # it has failed
                 continue
@@ -67,11 +102,17 @@ class Run:
 
 
 def start_allreduce(
-    group: ProcessGroup, parts: list[Entry | Signature], *, is_zero: bool = False
+    group: ProcessGroup,
+    parts: list[Entry | Signature],
+    *,
+    is_zero: bool = False,
+    bundle: Bundle | None = None,
+    has_bundle: bool = False,
 ) -> Run:
     """Start the allreduce of operations that have one dtype and one op.
 
     A part without an entry of this rank is a signature: it contributes a neutral element, or zeros.
+    has_bundle: small tensors travel as one, on all ranks; in that bundle, or in a new one.
     """
     tensors: list[torch.Tensor] = []
     entries = []
@@ -83,7 +124,13 @@ def start_allreduce(
             tensors += _without_contribution(part, is_zero)
     first = parts[0]
     signature = first.signature if isinstance(first, Entry) else first
-    return Run(entries, [_reduce(group, tensors, signature)], group.size())
+    sent = tensors
+    if has_bundle:
+        small = [tensor for tensor in tensors if is_small(tensor)]
+        bundle = Bundle(small) if bundle is None else bundle
+        bundle.pack(small)
+        sent = [bundle.flat, *(tensor for tensor in tensors if not is_small(tensor))]
+    return Run(entries, [_reduce(group, sent, signature)], group.size(), bundle=bundle)
 
 
 def _without_contribution(signature: Signature, is_zero: bool) -> list[torch.Tensor]:

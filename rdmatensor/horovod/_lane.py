@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from torch.distributed import ProcessGroup
 
 from rdmatensor.horovod import _execute
-from rdmatensor.horovod._entry import Entry, Signature, lane_key_of
+from rdmatensor.horovod._entry import Entry, Signature, bytes_of, lane_key_of
 from rdmatensor.horovod._wire import Record
 
 
@@ -21,6 +21,8 @@ class _Pack:
     names: list[str]
     signatures: list[Signature]
     missing: int
+    has_bundle: bool
+    bundle: _execute.Bundle | None = None
 
 
 @dataclass(slots=True)
@@ -66,7 +68,11 @@ class Lane:
                 return
             pack.missing = len(pack.names)
             entries = [self.held.pop(name) for name in pack.names]
-            run = _execute.start_allreduce(self.group, list(entries))
+            # The bundle is free: an operation is submitted again only after it has ended.
+            run = _execute.start_allreduce(
+                self.group, list(entries), bundle=pack.bundle, has_bundle=pack.has_bundle
+            )
+            pack.bundle = run.bundle
             run.position, run.lane = self.started, self
             for entry in entries:
                 entry.run = run
@@ -88,7 +94,11 @@ class Lane:
         runs = []
         for position in range(self.started, last):
             pack = self.packs[position % len(self.packs)]
-            runs.append(_execute.start_allreduce(self.group, list(pack.signatures)))
+            runs.append(
+                _execute.start_allreduce(
+                    self.group, list(pack.signatures), has_bundle=pack.has_bundle
+                )
+            )
         return runs
 
     def waiting(self) -> list[Entry]:
@@ -101,7 +111,16 @@ def make_lane(group: ProcessGroup, record: Record) -> Lane:
     packs, places = [], {}
     for index, pack in enumerate(record["packs"]):
         signatures = [one["s"] for one in pack]
-        packs.append(_Pack([one["n"] for one in pack], signatures, len(pack)))
+        packs.append(_Pack([one["n"] for one in pack], signatures, len(pack), _bundles(signatures)))
         for one in pack:
             places[one["n"]] = (index, lane_key_of(one["s"]))
     return Lane(group, record["e"], packs, places)
+
+
+def _bundles(signatures: list[Signature]) -> bool:
+    """Return whether small tensors of a pack travel as one: at least two."""
+    each = [bytes_of(signature) for signature in signatures if len(signature["shapes"]) == 1]
+    return (
+        len(each) == len(signatures)
+        and sum(size_bytes <= _execute.Bundle.MOST_BYTES for size_bytes in each) > 1
+    )

@@ -375,9 +375,7 @@ def sparse_allreduce_async(
         values, indices = synchronize(of_values), synchronize(of_rows)
         if op == Average:
             values = values / size
-        return torch.sparse_coo_tensor(
-            indices.t(), values, tensor.shape, check_invariants=False
-        )
+        return torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)
 
     return result
 
