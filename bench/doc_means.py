@@ -17,11 +17,13 @@ from bench.suite.layout import geometric
 from bench.suite.peers import RDMATENSOR
 from bench.suite.settings import PLAIN, ROWS
 
-_COLRDMATENSOR = {"Gloo": "#56B4E9", "Open MPI": "#D55E00"}
+_COLOURS = {"Gloo": "#56B4E9", "Open MPI": "#D55E00"}
 _PANELS = {"shm": "rdmatensor over shared memory", "tcp": "rdmatensor over TCP"}
-_WIDTH, _HEIGHT = 760, 300
-_TOP, _BOTTOM = 70, 250  # of the bars
-_PANEL_WIDTH, _BAR_WIDTH = 340, 26
+# Narrow, with one panel below the other: a phone shows it at nearly this size.
+_WIDTH, _LEFT, _RIGHT = 420, 40, 410
+_HEAD, _PANEL_HEIGHT = 48, 250
+_TOP, _BOTTOM = 62, 218  # of the bars, in a panel
+_BAR_WIDTH = 36
 _LOWEST, _HIGHEST = 0.05, 100.0  # of the scale, which is logarithmic
 _HALO = 'paint-order="stroke" stroke="white" stroke-width="3"'  # labels may lie on a line
 
@@ -64,60 +66,64 @@ def rows_of(result: Result, ways: Sequence[str] = (PLAIN, *ROWS)) -> list[Row]:
 
 def picture(rows: Sequence[Row]) -> str:
     """Return an SVG with a panel for each transport and a bar for each mean."""
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
-        ' font-family="sans-serif" font-size="12" text-anchor="middle">',
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-        f'<text x="{_WIDTH / 2:.0f}" y="18" font-size="14">Time of collectives relative to'
-        " rdmatensor (above 1: rdmatensor is faster)</text>",
-    ]
     transports = list(dict.fromkeys(row.transport for row in rows))
+    height = _HEAD + _PANEL_HEIGHT * len(transports)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}"'
+        f' viewBox="0 0 {_WIDTH} {height}"'
+        ' font-family="sans-serif" font-size="15" text-anchor="middle">',
+        f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
+        _text(_WIDTH / 2, 20, "Time of collectives relative to rdmatensor", 'font-size="17"'),
+        _text(_WIDTH / 2, 41, "above 1: rdmatensor is faster"),
+    ]
     for place, transport in enumerate(transports):
         of_panel = [row for row in rows if row.transport == transport]
-        parts += _panel(of_panel, 40 + place * (_PANEL_WIDTH + 20), _PANELS[transport])
+        parts += _panel(of_panel, _HEAD + place * _PANEL_HEIGHT, _PANELS[transport])
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
+def _text(x: float, y: float, words: str, more: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}"{" " * bool(more)}{more}>{words}</text>'
+
+
 def _height(value: float) -> float:
-    """Return the y of a value; the scale holds what lies outside at its end."""
+    """Return the y of a value in a panel; the scale holds what lies outside at its end."""
     share = math.log(value / _LOWEST) / math.log(_HIGHEST / _LOWEST)
     return _BOTTOM - min(max(share, 0.0), 1.0) * (_BOTTOM - _TOP)
 
 
-def _panel(rows: Sequence[Row], left: int, title: str) -> list[str]:
-    right = left + _PANEL_WIDTH - 20
-    middle = (left + right) / 2
-    parts = [f'<text x="{middle:.0f}" y="40">{title}</text>']
+def _panel(rows: Sequence[Row], top: int, title: str) -> list[str]:
+    middle = (_LEFT + _RIGHT) / 2
+    parts = [_text(middle, top + 22, title, 'font-weight="bold"')]
     for place, row in enumerate(rows):
-        x = middle - 70 + place * 90
+        x = middle - 100 + place * 110
         parts.append(
-            f'<rect x="{x:.0f}" y="49" width="10" height="10" fill="{_COLRDMATENSOR[row.name]}"/>'
-            f'<text x="{x + 15:.0f}" y="58" text-anchor="start">{row.name}</text>'
+            f'<rect x="{x:.0f}" y="{top + 33}" width="13" height="13" fill="{_COLOURS[row.name]}"/>'
         )
+        parts.append(_text(x + 19, top + 45, row.name, 'text-anchor="start"'))
     for tick in (0.1, 1, 10, 100):
-        y = _height(tick)
+        y = top + _height(tick)
         colour = "black" if tick == 1 else "#bbbbbb"
         parts.append(
-            f'<line x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="{colour}"/>'
-            f'<text x="{left - 4}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>'
+            f'<line x1="{_LEFT}" x2="{_RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{colour}"/>'
         )
+        parts.append(_text(_LEFT - 5, y + 5, f"{tick:g}", 'text-anchor="end"'))
     sizes = sorted({size for row in rows for size in row.ratios})
-    step = (right - left) / len(sizes)
+    step = (_RIGHT - _LEFT) / len(sizes)
     for place, size in enumerate(sizes):
-        x = left + (place + 0.5) * step
-        parts.append(f'<text x="{x:.0f}" y="{_BOTTOM + 18}">{size_text(size)}</text>')
+        x = _LEFT + (place + 0.5) * step
+        parts.append(_text(x, top + _BOTTOM + 21, size_text(size)))
         for bar, row in enumerate(rows):
             at = x + (bar - len(rows) / 2) * (_BAR_WIDTH + 4) + 2
-            parts += _bar(geometric(row.ratios[size]), at, _COLRDMATENSOR[row.name])
+            parts += _bar(geometric(row.ratios[size]), at, top, _COLOURS[row.name])
     return parts
 
 
-def _bar(mean: float, left: float, colour: str) -> list[str]:
-    ends = sorted((_height(mean), _height(1)))
-    label = ends[0] - 4 if mean > 1 else ends[1] + 12
+def _bar(mean: float, left: float, top: int, colour: str) -> list[str]:
+    ends = sorted((top + _height(mean), top + _height(1)))
+    label = ends[0] - 5 if mean > 1 else ends[1] + 15
     return [
         f'<rect x="{left:.1f}" y="{ends[0]:.1f}" width="{_BAR_WIDTH}"'
         f' height="{ends[1] - ends[0]:.1f}" fill="{colour}"/>',
-        f'<text x="{left + _BAR_WIDTH / 2:.1f}" y="{label:.1f}" font-size="10" {_HALO}>'
-        f"{mean:.2g}</text>",
+        _text(left + _BAR_WIDTH / 2, label, f"{mean:.2g}", f'font-size="14" {_HALO}'),
     ]
