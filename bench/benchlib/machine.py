@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 from bench.benchlib import rig
 from bench.benchlib.record import Record
@@ -100,26 +99,14 @@ class Watch:
 
     def __enter__(self) -> Watch:
         self._began_s = time.monotonic()
-        self._busy_s = _busy_s()
+        self._busy_s = rig.busy_s()
         self._own_s = _own_s()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.seconds = time.monotonic() - self._began_s
-        foreign_s = (_busy_s() - self._busy_s) - (_own_s() - self._own_s)
+        foreign_s = (rig.busy_s() - self._busy_s) - (_own_s() - self._own_s)
         self.foreign_cpus = max(0.0, foreign_s / self.seconds)
-
-
-def _busy_s() -> float:
-    """All cores' time that was neither idle nor waiting for a disk; stolen time counts."""
-    words = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9]
-    user, nice, system, _idle, _iowait, irq, softirq, steal = (int(word) for word in words)
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def _own_s() -> float:

@@ -34,14 +34,12 @@ def hosts() -> int:
 
 
 def busy_s() -> float:
-    """Return the CPU seconds of this machine since it booted, without what was idle.
+    """Return the CPU seconds of this machine since it booted, neither idle nor waiting for a disk.
 
-    With the kernel's threads, which do a soft device's work and count for no process.
+    Stolen time counts, and the kernel's threads, which do a soft device's work for no process.
     """
-    user, nice, system, _idle, _iowait, irq, softirq = (
-        int(word) for word in Path("/proc/stat").read_text(encoding="utf-8").split()[1:8]
-    )
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    ticks = list(map(int, Path("/proc/stat").read_text(encoding="utf-8").split()[1:9]))
+    return (sum(ticks) - sum(ticks[3:5])) / os.sysconf("SC_CLK_TCK")
 
 
 def counters() -> Record:

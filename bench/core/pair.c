@@ -59,7 +59,7 @@ pair_open_context(const struct pair_opts *opts, int rank)
 }
 
 static rdt_endpoint *
-open_endpoint(rdt_context *ctx, const uint8_t *blob, size_t blob_bytes, int peer_rank)
+open_endpoint(rdt_context *ctx, const uint8_t *address, size_t address_bytes, int peer_rank)
 {
     const struct rdt_endpoint_opts endpoint_opts = {.struct_size = sizeof(endpoint_opts),
                                                     .peer_rank = peer_rank,
@@ -67,7 +67,7 @@ open_endpoint(rdt_context *ctx, const uint8_t *blob, size_t blob_bytes, int peer
     struct rdt_error err;
     rdt_endpoint *ep;
 
-    pair_check(rdt_endpoint_open(ctx, blob, blob_bytes, &endpoint_opts, &ep, &err), &err,
+    pair_check(rdt_endpoint_open(ctx, address, address_bytes, &endpoint_opts, &ep, &err), &err,
                "rdt_endpoint_open");
     return ep;
 }
@@ -128,12 +128,12 @@ connect_sides(struct pair *p, const struct pair_opts *opts)
     const int other = 1 - p->side;
     struct rdt_error err;
 
-    pair_check(rdt_context_blob(p->ctx, board->blob[p->side], RDT_BLOB_MAX_BYTES,
-                                &board->blob_bytes[p->side], &err),
-               &err, "rdt_context_blob");
+    pair_check(rdt_context_address(p->ctx, board->address[p->side], RDT_ADDRESS_MAX_BYTES,
+                                   &board->address_bytes[p->side], &err),
+               &err, "rdt_context_address");
     pair_barrier(p);
     const uint64_t start_ns = bench_now_ns();
-    p->ep = open_endpoint(p->ctx, board->blob[other], board->blob_bytes[other], other);
+    p->ep = open_endpoint(p->ctx, board->address[other], board->address_bytes[other], other);
     pair_check(rdt_endpoint_wait_ready(p->ep, PAIR_TIMEOUT_NS, &err), &err,
                "rdt_endpoint_wait_ready");
     p->connect_ns = bench_now_ns() - start_ns;

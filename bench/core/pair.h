@@ -17,8 +17,8 @@
 struct pair_board {
     _Alignas(256) _Atomic uint32_t arrived[2];  /* at barriers: how many each side has passed */
     _Alignas(256) _Atomic uint64_t ping[2][32]; /* [side]: words of the command, see perf.h */
-    size_t blob_bytes[2];
-    uint8_t blob[2][RDT_BLOB_MAX_BYTES];
+    size_t address_bytes[2];
+    uint8_t address[2][RDT_ADDRESS_MAX_BYTES];
     uint8_t remote[2][RDT_REMOTE_REGION_BYTES];
     unsigned char scratch[256]; /* the command's own */
 };
@@ -36,7 +36,7 @@ struct pair {
     uint32_t barriers;
     uint64_t turns;      /* of the loop of perf.h */
     uint64_t open_ns;    /* what opening the context took */
-    uint64_t connect_ns; /* from the peer's blob until the path was proved */
+    uint64_t connect_ns; /* from the peer's address until the path was proved */
     const void *arg;
 };
 

@@ -1,8 +1,6 @@
 """Measure rdmatensor on this machine, and what else could be used in its place.
 
-    rdmatensor bench [TOPIC] [--quick] [--peers a,b] [--transport shm|tcp|verbs] [--ranks N]
-                     [--models a,b] [--rows a,b] [--converge MODEL] [--link RATE]
-                     [--out FILE.json] [--report DIR]
+    rdmatensor bench [TOPIC] [--quick] [option...] [--out FILE.json] [--report DIR]
     rdmatensor bench compare A.json B.json
     rdmatensor bench report FILE.json DIR
 
@@ -25,7 +23,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from bench.benchlib import children, machine, programs, rig
 from bench.benchlib.record import Record, Result, Run, write
@@ -43,184 +40,14 @@ from bench.suite import (
     setup,
     tables,
 )
-from bench.suite.settings import (
-    ASKED_FOR,
-    MOST_BYTES,
-    PLAIN,
-    ROWS,
-    TCP,
-    TOPICS,
-    TRANSPORTS,
-    VERBS,
-    Settings,
-)
+from bench.suite.options import parser_of, refuse_ignored, settings_of
+from bench.suite.settings import MOST_BYTES, TCP, VERBS, Settings
 
-_MAX_RANKS = 128
-_MAX_BURNERS = 64
 _NOT_JUDGED = 3
-_MAX_BYTES = 1 << 30  # of messages in a row
 Measure = Callable[[Settings, list[peers.Peer], rounds.Progress], list[Record]]
 _MODULES = (p2p, collectives, setup, scale, busy, models, costs, links)
 _MEASURES: dict[str, Measure] = {one.__name__.rpartition(".")[2]: one.measure for one in _MODULES}
 _MEASURES["hosts"] = collectives.measure_hosts
-
-
-def _peers(text: str) -> list[str]:
-    wanted = [] if text == "none" else text.split(",")
-    unknown = [name for name in wanted if name not in peers.names()]
-    if unknown:
-        raise argparse.ArgumentTypeError(
-            f"{unknown[0]!r} is no peer; they are {', '.join(peers.names())}"
-        )
-    return wanted
-
-
-def _words_of(what: str, known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    def words(text: str) -> tuple[str, ...]:
-        unknown = [name for name in text.split(",") if name not in known]
-        if unknown:
-            raise argparse.ArgumentTypeError(
-                f"{unknown[0]!r} is no {what}; they are {', '.join(known)}"
-            )
-        return tuple(dict.fromkeys(text.split(",")))
-
-    return words
-
-
-def _burners(text: str) -> tuple[int, ...]:
-    counts = tuple(0 if word == "0" else _positive(word) for word in text.split(","))
-    if max(counts) > _MAX_BURNERS:
-        raise argparse.ArgumentTypeError(f"{max(counts)} is more than {_MAX_BURNERS}")
-    return tuple(dict.fromkeys(counts))
-
-
-def _times(text: str) -> tuple[float, ...]:
-    times = (0.0 if word == "0" else _above_zero(word) for word in text.split(","))
-    return tuple(dict.fromkeys(times))
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
-    return int(text)
-
-
-def _above_zero(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
-
-
-def _ranks(text: str) -> int:
-    ranks = _positive(text)
-    if not 2 <= ranks <= _MAX_RANKS:
-        raise argparse.ArgumentTypeError(f"{ranks} is not from 2 to {_MAX_RANKS}")
-    return ranks
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    sizes = tuple(_positive(word) for word in text.split(","))
-    if max(sizes) > _MAX_BYTES:
-        raise argparse.ArgumentTypeError(f"{max(sizes)} is more than {_MAX_BYTES}")
-    return sizes
-
-
-# Name of an option -> its help, its type, and the topics that it is for; none: all. Where none of
-# these is measured it would change nothing.
-_OPTIONS: dict[str, tuple[str, Callable[[str], object], tuple[str, ...]]] = {
-    "peers": (f"some of {','.join(peers.names())}; else all; none: no peer", _peers, ()),
-    "transport": (
-        "shm, tcp or verbs; else shm and tcp",
-        lambda text: _words_of("transport", (*TRANSPORTS, VERBS))(text)[0],
-        (),
-    ),
-    "link": ("rate of the loopback interface, as 500mbit; tcp only", str, ()),
-    "rounds": ("turns of each peer", _positive, ()),
-    "seconds": ("for the turns of a topic", _above_zero, ()),
-    "sizes": (
-        "bytes, separated by commas",
-        _sizes,
-        ("p2p", "collectives", "scale", "busy", "hosts"),
-    ),
-    "ranks": (
-        "their number; of setup the most",
-        _ranks,
-        ("collectives", "setup", "models", "busy"),
-    ),
-    "rows": (
-        f"some of {','.join((PLAIN, *ROWS))}",
-        _words_of("row", (PLAIN, *ROWS)),
-        ("collectives",),
-    ),
-    "models": ("some of the six", _words_of("model", models.NAMES), ("models",)),
-    "converge": (
-        "a model, whose loss is followed",
-        lambda text: _words_of("model", models.NAMES)(text)[0],
-        ("models",),
-    ),
-    "plans": ("a folder of plans, for two hosts", Path, ("models",)),
-    "rate": ("of the rig's link, as 16mbit", str, ("links", "models")),
-    "layout": ("a digit for the host of each rank, as 0011", str, ("hosts",)),
-    "nic_gbit": ("a NIC's rate, 10^9 bit/s", _above_zero, ("scale",)),
-    "nic_latency_us": ("its latency, one way", _above_zero, ("scale",)),
-    "calls": (f"some of {','.join(busy.CALLS)}", _words_of("call", busy.CALLS), ("busy",)),
-    "kinds": (
-        f"burners, some of {','.join(busy.KINDS)}",
-        _words_of("kind of burner", tuple(busy.KINDS)),
-        ("busy",),
-    ),
-    "burners": ("how many, as 0,2,4", _burners, ("busy",)),
-    "between_ms": ("computing between calls, as 0,2", _times, ("busy",)),
-}
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="rdmatensor bench",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "topic", nargs="?", choices=(*TOPICS, *ASKED_FOR), help="one of them; else all"
-    )
-    parser.add_argument("--quick", action="store_true", help="fewer sizes; two minutes in all")
-    for name, (what, kind, topics) in _OPTIONS.items():
-        of = f"{', '.join(topics)}: " if topics else ""
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=of + what)
-    parser.add_argument("--out", type=Path, help="keep everything, raw samples too, in this file")
-    parser.add_argument("--report", type=Path, help="write a page with plots into this folder")
-    return parser
-
-
-def settings_of(chosen: argparse.Namespace) -> Settings:
-    """Return the settings that the options ask for."""
-    given = {name: getattr(chosen, name) for name in _OPTIONS}
-    nic = given.pop("nic_latency_us"), given.pop("nic_gbit")
-    transport, topics = given.pop("transport"), (chosen.topic,)
-    if given.pop("link") is not None:
-        transport = TCP
-    fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if "rate" in fields:
-        fields["link_rate"] = fields.pop("rate")
-    return Settings(
-        topics=TOPICS if chosen.topic is None else topics,
-        is_quick=chosen.quick,
-        transports=TRANSPORTS if transport is None else (transport,),
-        nic=None if nic[1] is None else nic,
-        **fields,
-    )
-
-
-def _refuse_ignored(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
-    topics = settings_of(chosen).topics
-    for name, (_, _, of) in _OPTIONS.items():
-        if of and getattr(chosen, name) and not set(of) & set(topics):
-            option = "--" + name.replace("_", "-")
-            parser.error(f"{option} is of {', '.join(of)}, not of {', '.join(topics)}")
 
 
 def measure(settings: Settings, command: str, kept: Path | None = None) -> Result:
@@ -273,11 +100,11 @@ def _enter_link(
 
 
 def _run(words: Sequence[str]) -> int:
-    parser = _parser()
+    parser = parser_of(__doc__)
     chosen = parser.parse_args(words)
     if (chosen.nic_gbit is None) != (chosen.nic_latency_us is None):
         parser.error("--nic-latency-us and --nic-gbit go together")
-    _refuse_ignored(parser, chosen)
+    refuse_ignored(parser, chosen)
     if chosen.link is not None:
         _enter_link(parser, chosen, words)
     settings = settings_of(chosen)
@@ -286,7 +113,7 @@ def _run(words: Sequence[str]) -> int:
     if settings.topics != ("p2p",) and max(chosen.sizes or (), default=0) > MOST_BYTES:
         parser.error(f"--sizes: {max(chosen.sizes)} is more than {MOST_BYTES}, but for p2p")
     if chosen.out is not None and not chosen.out.parent.is_dir():
-        parser.error(f"--out: there is no folder {chosen.out.parent}")
+        parser.error(f"--out: the folder {chosen.out.parent} does not exist")
     if chosen.report is not None and not _has_matplotlib():
         return 1  # before everything is measured
     command = shlex.join(["rdmatensor", "bench", *words])

@@ -7,7 +7,7 @@ of one turn resemble each other, since they share processes, their placement and
 a test that takes each sample for an independent one calls nearly everything significant. Instead
 whole starts of processes are drawn again, with replacement, turns within them, and samples within
 these: the bootstrap in three stages. The interval from the 0.5th to the 99.5th hundredth of the
-ratios is the noise of the row. With fewer than three turns on a side there is no verdict.
+ratios is the noise of the row. Fewer than three turns on a side give no verdict.
 
 Machines drift. What is not rdmatensor's - floors and other libraries - is the same in both results;
 if it moved in the same cell (topic, operation, path, size, ranks), the machine did. The median of
@@ -80,8 +80,11 @@ def read(path: Path) -> Result:
     """Read a file of the suite. Raises NotComparable if it is none."""
     try:
         return load(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise NotComparable(f"{path}: no result of the suite: {error!r}") from error
+    except OSError as error:
+        raise NotComparable(f"{path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise NotComparable(f"{path} is not a result of `rdmatensor bench --out`: {why}") from error
 
 
 def compare(before: Result, after: Result) -> list[Line]:

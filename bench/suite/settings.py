@@ -18,7 +18,7 @@ MOST_BYTES = 64 * MIB  # of all but messages in a row
 # Seconds for the turns of each topic, quick and full: no round begins after them; of set-up no
 # number of ranks that would end after its path's share. All of the quick ones, with the starts of
 # processes and the round that runs meanwhile, end within two minutes on two cores.
-_SECONDS = {
+SECONDS = {
     "p2p": (40.0, 1200.0),
     "collectives": (27.0, 1500.0),
     "setup": (12.0, 900.0),
@@ -90,8 +90,8 @@ class Settings:
         if self.seconds or self.transports == (VERBS,):
             return self.seconds or _VERBS_S
         if self.is_quick and self.topics == (topic,):
-            return _QUICK_ALONE_S.get(topic, _SECONDS[topic][0])
-        return _SECONDS[topic][0 if self.is_quick else 1]
+            return _QUICK_ALONE_S.get(topic, SECONDS[topic][0])
+        return SECONDS[topic][0 if self.is_quick else 1]
 
     def rounds_of(self) -> int:
         """Turns that each peer has where the seconds allow it."""

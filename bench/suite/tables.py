@@ -69,7 +69,7 @@ def factors_of(record: Record, own: dict[Cell, Record]) -> tuple[float | None, f
     """Return the ratio of a record's time to rdmatensor's: waiting alike, and to spinning.
 
     None where rdmatensor did not wait so. The second is that of peers that sleep, and may have no
-    choice: a floor that sleeps is no floor under what spins.
+    choice: a floor that sleeps does not bound what spins.
     """
     if record["peer"] == RDMATENSOR:
         return None, None

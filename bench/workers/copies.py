@@ -27,7 +27,7 @@ import torch
 from bench.workers.operations import ELEMENT_BYTES, Call, Operation
 
 LEAST_BYTES = 64 << 10  # below it Python's own time counts for more than the copies'
-_PIECE_ELEMENTS = 64 << 10  # of sums of more than two: what was summed is still in the cache
+_PIECE_ELEMENTS = 64 << 10  # of sums of more than two: the last piece is still in the cache
 # The first with room: in a container /dev/shm is small as a rule.
 _FOLDERS = (Path("/dev/shm"), Path(tempfile.gettempdir()))
 

@@ -18,12 +18,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from bench.benchlib import children
+from bench.benchlib.machine import available_bytes
 
 _READY, _BLOCK, _END = b"r", b"b", b"e"
 # In addition to what the largest group so far holds: what the system and a step's own tensors need.
@@ -248,11 +248,3 @@ def forwards_and_back(members: Sequence[Member], number: int) -> list[Member]:
 def has_room(largest_bytes: int) -> bool:
     """Whether there is memory for another group as large as the largest so far, and a half."""
     return available_bytes() > largest_bytes * 3 // 2 + _SPARE_BYTES
-
-
-def available_bytes() -> int:
-    """Return how much memory the kernel could give."""
-    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    raise RuntimeError("the kernel does not show how much memory is available")

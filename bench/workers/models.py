@@ -36,6 +36,7 @@ from torch._C._distributed_c10d import FileStore
 
 import graph_analysis
 from bench.benchlib import rig
+from bench.benchlib.machine import available_bytes
 from bench.workers import harness
 from bench.workers.model_figures import (
     bits_of,
@@ -49,7 +50,6 @@ from bench.workers.model_figures import (
 from bench.workers.model_groups import (
     Group,
     Line,
-    available_bytes,
     await_all,
     fork,
     forwards_and_back,
@@ -293,7 +293,7 @@ def run_together(
 ) -> Iterator[dict[str, Any]]:
     """Let all train, as many side by side as there is memory for; yield what is said of each.
 
-    patience_s: as in Group. beside, of what is said: how many others had their blocks in turn.
+    patience_s: as in Group. The field "beside" has how many others had their blocks in turn.
     """
     members: list[Standing] = []
     largest_bytes = 0

@@ -16,7 +16,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.benchlib.record import Record, number
-from bench.suite import busy, command, rounds, samples, tables
+from bench.suite import busy, command, options, rounds, samples, tables
 from bench.suite.settings import Settings
 from bench.workers import busy as busy_worker
 from bench.workers.busy import Budget, burning, compute, loop
@@ -25,7 +25,7 @@ MS = 1_000_000
 
 
 def _options(*chosen: str) -> dict[str, Any]:
-    settings = command.settings_of(command._parser().parse_args(["busy", *chosen]))
+    settings = options.settings_of(options.parser_of(None).parse_args(["busy", *chosen]))
     return busy.words_of(settings, 2)
 
 

@@ -278,5 +278,7 @@ def test_files_that_are_none_are_two(
     other = tmp_path / "other.json"
     other.write_text(content, encoding="utf-8")
     assert main(["bench", "compare", files(1.0)[0], str(other)]) == 2
-    assert "no result of the suite" in capsys.readouterr().err
+    assert "is not a result of `rdmatensor bench --out`: " in capsys.readouterr().err
     assert main(["bench", "compare", files(1.0)[0], str(tmp_path / "absent")]) == 2
+    said = capsys.readouterr().err
+    assert said == f"rdmatensor bench compare: {tmp_path / 'absent'}: No such file or directory\n"

@@ -15,9 +15,9 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.benchlib import programs
 from bench.benchlib.record import Record, load
-from bench.suite import command, p2p, peers, plots, rounds, samples, tables, transfers
+from bench.suite import command, options, p2p, peers, plots, rounds, samples, tables, transfers
 from bench.suite.peers import RDMATENSOR
-from bench.suite.settings import MIB, Settings
+from bench.suite.settings import MIB, TOPICS, Settings
 
 GIB = 1024 * MIB
 CSV = "iterations,50.0_percentile_lat\n10,17.9,446.2,400.5,140.0,141.0,2241,2242\n"
@@ -174,8 +174,8 @@ def test_only_messages_in_a_row_are_larger_than_64_mib(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit, match="2"):
         command.main(["collectives", "--sizes", str(GIB)])
     assert "but for p2p" in capsys.readouterr().err
-    chosen = command._parser().parse_args(["p2p", "--sizes", f"8,{GIB}"])
-    assert command.settings_of(chosen).sizes_of("p2p") == (8,)
+    chosen = options.parser_of(None).parse_args(["p2p", "--sizes", f"8,{GIB}"])
+    assert options.settings_of(chosen).sizes_of("p2p") == (8,)
 
 
 # ---- Peers that are broken ----------------------------------------------------------------------
@@ -231,7 +231,7 @@ def test_what_was_measured_is_kept_when_a_later_topic_breaks(
 
     measured: Record = {"topic": "p2p", "raw_ns": [1]}
     monkeypatch.setattr(programs, "build", lambda: tmp_path)
-    for topic in command.TOPICS:
+    for topic in TOPICS:
         monkeypatch.setitem(command._MEASURES, topic, fail)
     monkeypatch.setitem(command._MEASURES, "p2p", lambda *_: [measured])
     assert command.main(["--peers", "none", "--out", str(tmp_path / "kept.json")]) == 1

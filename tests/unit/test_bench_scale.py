@@ -10,7 +10,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.benchlib.record import Record
-from bench.suite import command, samples, scale, tables
+from bench.suite import command, options, samples, scale, tables
 from bench.suite.peers import RDMATENSOR
 from bench.suite.settings import ASKED_FOR, TOPICS
 
@@ -155,9 +155,9 @@ def test_too_little_for_a_model_is_said() -> None:
 
 def test_the_nics_options(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["scale", "--nic-latency-us", "1.5", "--nic-gbit", "200"]
-    found = command.settings_of(command._parser().parse_args(words))
+    found = options.settings_of(options.parser_of(None).parse_args(words))
     assert (found.topics, found.nic) == (("scale",), (1.5, 200.0))
-    assert command.settings_of(command._parser().parse_args(["scale"])).nic is None
+    assert options.settings_of(options.parser_of(None).parse_args(["scale"])).nic is None
     for wrong in (["--nic-gbit", "200"], ["--nic-gbit", "0"], ["--nic-latency-us", "nan"]):
         with pytest.raises(SystemExit, match="2"):
             command.main(["scale", *wrong])
@@ -166,7 +166,7 @@ def test_the_nics_options(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_it_runs_only_where_it_is_named() -> None:
     assert not set(ASKED_FOR) & set(TOPICS)
-    assert set(TOPICS) == set(command.settings_of(command._parser().parse_args([])).topics)
+    assert set(TOPICS) == set(options.settings_of(options.parser_of(None).parse_args([])).topics)
 
 
 def test_all_rows_are_rdmatensors() -> None:

@@ -14,7 +14,7 @@ from rdmatensor import cli
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.benchlib.record import Record, Result, Run, load, write
-from bench.suite import collectives, command, peers, plots, rounds, samples, setup, tables
+from bench.suite import collectives, command, options, peers, plots, rounds, samples, setup, tables
 from bench.suite.settings import ASKED_FOR, TOPICS, Settings
 
 ABSENT = peers.Peer("absent", "nobody", ("p2p",), lambda _: "it is not here", "get it")
@@ -104,6 +104,17 @@ def test_without_a_checkout_one_line_says_so(
     assert "checkout" in shown.err
 
 
+def test_each_option_has_a_sentence_and_says_its_default() -> None:
+    for name, (metavar, what, *_) in options.OPTIONS.items():
+        assert metavar == metavar.upper()
+        assert what[0].isupper(), name
+        assert what.endswith("."), name
+        assert "(default: " in what or name == "nic_latency_us", name  # goes with the rate
+    assert (
+        "options of p2p, collectives, scale, busy, hosts:" in options.parser_of(None).format_help()
+    )
+
+
 def test_the_help_needs_neither_torch_nor_matplotlib() -> None:
     program = (
         "import sys\nfrom rdmatensor.cli import main\n"
@@ -126,10 +137,12 @@ def test_the_help_needs_neither_torch_nor_matplotlib() -> None:
 
 def test_options_reach_the_settings() -> None:
     words = ["p2p", "--quick", "--peers", "floor,grpc-cpp", "--transport", "tcp", "--sizes", "8,64"]
-    found = command.settings_of(command._parser().parse_args(words))
+    found = options.settings_of(options.parser_of(None).parse_args(words))
     assert found == Settings(("p2p",), True, ["floor", "grpc-cpp"], ("tcp",), None, (8, 64))
     assert found.sizes_of("p2p") == (8, 64)
-    everything = command.settings_of(command._parser().parse_args([]))
+    with_units = options.parser_of(None).parse_args(["p2p", "--sizes", "8,3k,4K,1MiB,1g"])
+    assert with_units.sizes == (8, 3072, 4096, 1 << 20, 1 << 30)
+    everything = options.settings_of(options.parser_of(None).parse_args([]))
     assert everything.topics == TOPICS
     assert everything.peers is None
     assert sum(Settings(is_quick=True).seconds_of(topic) for topic in TOPICS) < 100
@@ -149,14 +162,16 @@ def test_options_reach_the_settings() -> None:
         (["p2p", "--ranks", "4"], "--ranks is of collectives, setup, models, busy, not of p2p"),
         (["scale", "--ranks", "4"], "not of scale"),
         (["--nic-gbit", "100", "--nic-latency-us", "2"], "--nic-gbit is of scale"),
-        (["--peers", "grcp"], "'grcp' is no peer"),
+        (["--peers", "grcp"], "'grcp' is not a peer"),
         (["collectives", "--rows", "warm"], "'warm' is no row; they are plain, same, fresh, arena"),
         (["setup", "--rows", "same"], "--rows is of collectives, not of setup"),
         (["--ranks", "1"], "1 is not from 2 to 128"),
         (["--ranks", "x"], "not a number"),
-        (["--sizes", "8,0"], "not a number from 1"),
+        (["--sizes", "8,0"], "'0' is not a number of bytes from 1 to 1 GiB, as 512, 4K or 1M"),
+        (["--sizes", "2G"], "'2G' is not a number of bytes"),
+        (["--sizes", "4T"], "'4T' is not a number of bytes"),
         (["--sizes", "8,99999999"], "is more than"),
-        (["--out", "/nowhere/at/all.json"], "there is no folder"),
+        (["--out", "/nowhere/at/all.json"], "/nowhere/at does not exist"),
     ],
 )
 def test_a_wrong_option_is_misuse(
