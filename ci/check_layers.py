@@ -15,7 +15,9 @@ from pathlib import Path
 
 from csrc_rooms import Rooms, read_rooms, report
 
-PUBLIC_HEADERS = frozenset({"rdmatensor.h", "rdmatensor_ext.h", "rdmatensor_ps.h"})
+PUBLIC_HEADERS = frozenset(
+    {"rdmatensor.h", "rdmatensor_group.h", "rdmatensor_ext.h", "rdmatensor_ps.h"}
+)
 WIRE = frozenset({"wire", "wire/endpoint", "wire/group", "wire/ps"})
 BASE = frozenset({"base", "base/memory", "base/system", *WIRE})
 TRANSPORT = frozenset({*BASE, "transport"})

@@ -7,9 +7,7 @@ include(CMakePackageConfigHelpers)
 install(TARGETS rdmatensor EXPORT rdmatensorTargets
         LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT c NAMELINK_COMPONENT c
         INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
-install(FILES "${RDMATENSOR_CSRC}/include/rdmatensor.h"
-              "${RDMATENSOR_CSRC}/include/rdmatensor_ext.h"
-              "${RDMATENSOR_CSRC}/include/rdmatensor_ps.h"
+install(FILES ${public_headers}
         DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT c)
 
 set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/rdmatensor")
@@ -33,12 +31,12 @@ find_program(python_for_docs NAMES python3)
 mark_as_advanced(python_for_docs)
 if(python_for_docs)
     set(reference "${CMAKE_CURRENT_SOURCE_DIR}/cmake/c_reference.py")
-    set(header "${RDMATENSOR_CSRC}/include/rdmatensor.h")
+    set(header "${RDMATENSOR_CSRC}/include/rdmatensor.h") # and what it includes
     set(man_page "${CMAKE_CURRENT_BINARY_DIR}/rdmatensor.3")
     add_custom_command(OUTPUT "${man_page}"
         COMMAND "${python_for_docs}" "${reference}" man "${header}" "${PROJECT_VERSION}"
                 --out "${man_page}"
-        DEPENDS "${reference}" "${header}" VERBATIM)
+        DEPENDS "${reference}" ${public_headers} VERBATIM)
     add_custom_target(rdmatensor_man ALL DEPENDS "${man_page}")
     install(FILES "${man_page}" DESTINATION "${CMAKE_INSTALL_MANDIR}/man3" COMPONENT c)
 endif()

@@ -72,6 +72,7 @@ set_target_properties(rdmatensor PROPERTIES LINK_DEPENDS "${map}")
 
 # The ABI's major number, from the header. A wheel cannot hold symbolic links, and its copy is
 # private to the package, so there the file's plain name is the soname.
+file(GLOB public_headers CONFIGURE_DEPENDS "${RDMATENSOR_CSRC}/include/*.h")
 file(STRINGS "${RDMATENSOR_CSRC}/include/rdmatensor.h" line REGEX "^#define RDT_ABI_MAJOR [0-9]+")
 if(NOT line MATCHES "([0-9]+)$")
     message(FATAL_ERROR "no RDT_ABI_MAJOR in rdmatensor.h")

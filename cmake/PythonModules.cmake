@@ -15,7 +15,7 @@ add_custom_command(
     OUTPUT "${ffi_c}"
     COMMAND "${Python_EXECUTABLE}" -c "${run_path}" "${ffi_build}"
             --header "${ffi_header}" --cc "${CMAKE_C_COMPILER}" --out "${ffi_c}"
-    DEPENDS "${ffi_build}" "${ffi_header}" "${RDMATENSOR_CSRC}/include/rdmatensor.h"
+    DEPENDS "${ffi_build}" ${public_headers}
     COMMENT "Generating the cffi module from rdmatensor_ps.h"
     VERBATIM)
 # The interpreters without the limited API (free-threaded ones) get a module of their own.
@@ -150,8 +150,7 @@ configure_file("${CMAKE_CURRENT_SOURCE_DIR}/cmake/_build_stamp.py.in"
 install(TARGETS ${modules} LIBRARY DESTINATION ${RDMATENSOR_INSTALL_DIR} COMPONENT python)
 install(FILES "${CMAKE_CURRENT_BINARY_DIR}/_build_stamp.py"
         DESTINATION ${RDMATENSOR_INSTALL_DIR} COMPONENT python)
-install(FILES "${ffi_header}" "${RDMATENSOR_CSRC}/include/rdmatensor.h"
-              "${RDMATENSOR_CSRC}/include/rdmatensor_ext.h"
+install(FILES ${public_headers}
         DESTINATION ${RDMATENSOR_INSTALL_DIR}/include COMPONENT python)
 
 # ---- what on_demand.py compiles for a torch that has no module here ----

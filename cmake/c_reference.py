@@ -1,8 +1,9 @@
 """Make the reference of the C interface from the comments of rdmatensor.h.
 
 Usage: c_reference.py man|markdown HEADER VERSION [--out FILE]
-A section of the header is a section here. Each declaration stands with the comment above it, or,
-where several follow one comment, together with the others. Only the standard library is needed.
+A section of the header, or of one that it includes, is a section here. Each declaration stands with
+the comment above it, or, where several follow one comment, together with the others. Only the
+standard library is needed.
 """
 
 from __future__ import annotations
@@ -162,6 +163,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="default: standard output")
     arguments = parser.parse_args()
     head, sections = sections_of(arguments.header.read_text(encoding="utf-8"))
+    for name in re.findall(r'^#include "(\w+\.h)"$', arguments.header.read_text(), re.MULTILINE):
+        sections += sections_of(arguments.header.with_name(name).read_text(encoding="utf-8"))[1]
     text = {"man": man, "markdown": markdown}[arguments.form](head, sections, arguments.version)
     if arguments.out is not None:
         arguments.out.write_text(text, encoding="utf-8")

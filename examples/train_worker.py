@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -113,15 +114,18 @@ def sgd(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
 def tasks(size: Size) -> Iterator[Task]:
     """Yield the tasks, each loading its data when its turn comes."""
     train, held_out = digits()
-    yield Task(
-        name="digits CNN",
-        build=DigitNet,
+    of_digits = partial(
+        Task,
         train=train,
         held_out=held_out,
         score_name="accuracy on held-out digits",
         score=correct_answers,
-        score_limit=REQUIRED_ACCURACY,
         is_higher_better=True,
+    )
+    yield of_digits(
+        name="digits CNN",
+        build=DigitNet,
+        score_limit=REQUIRED_ACCURACY,
         optimizer=adam,
         turns=size.digit_epochs,
         batch=16,
@@ -143,15 +147,10 @@ def tasks(size: Size) -> Iterator[Task]:
         # Small enough that the 1.7 MB leave in several pieces while backward still runs.
         bucket_mib=1,
     )
-    yield Task(
+    yield of_digits(
         name="wide perceptron",
         build=WidePerceptron,
-        train=train,
-        held_out=held_out,
-        score_name="accuracy on held-out digits",
-        score=correct_answers,
         score_limit=WIDE_ACCURACY,
-        is_higher_better=True,
         optimizer=sgd,
         turns=size.wide_epochs,
         batch=64,

@@ -427,14 +427,14 @@ class World:
                 f"ranks {members} must be from 0 to {self.size - 1} and have rank {self.rank}",
             )
         self._fetch([member for member in members if member != self.rank])
-        blobs = [self._addresses.get(member, b"") for member in members]
+        addresses = [self._addresses.get(member, b"") for member in members]
         group = Group(
             self.context._core,
             name=name,
             job=self.job,
             members=members,
             rank=self.rank,
-            blobs=blobs,
+            addresses=addresses,
             timeout_s=self._timeout_s,
         )
         with self._lock:

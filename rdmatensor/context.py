@@ -208,9 +208,9 @@ class Context(Closable):
     @property
     def address(self) -> bytes:
         """What peers need for connect(): where this process listens, no secret."""
-        buf = ffi.new("uint8_t[]", lib.RDT_BLOB_MAX_BYTES)
+        buf = ffi.new("uint8_t[]", lib.RDT_ADDRESS_MAX_BYTES)
         length, err = ffi.new("size_t *"), new_error()
-        status = lib.rdt_context_blob(self._c_ptr("address"), buf, len(buf), length, err)
+        status = lib.rdt_context_address(self._c_ptr("address"), buf, len(buf), length, err)
         check(status, "address", err)
         return bytes(ffi.buffer(buf, length[0]))
 

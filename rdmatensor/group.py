@@ -5,20 +5,19 @@ collectives in the same order. If they disagree, the member that detects it gets
 the difference, and the others MismatchError or a PeerError with the same text.
 """
 
-# over budget: each operation has two calls, one that starts it and one that initialises it
-
 from __future__ import annotations
 
 import math
 import weakref
 from functools import partial
+from typing import NamedTuple
 
 from rdmatensor import memory
 from rdmatensor._native.arguments import U64_MAX, invalid, text_bytes, whole_in
 from rdmatensor._native.closable import Closable
 from rdmatensor._native.core import Core
 from rdmatensor._native.ffi import (
-    GIVE_BLOB,
+    GIVE_ADDRESS,
     CData,
     Handle,
     check,
@@ -32,6 +31,38 @@ from rdmatensor._native.ffi import (
 from rdmatensor.persistent import PersistentCollective, PersistentMessage
 from rdmatensor.transfer import ReceiveTransfer, Transfer
 from rdmatensor.types import ReduceOpLike, TensorLike
+
+
+class _Call(NamedTuple):
+    """A collective as its caller asked for it; root is checked already."""
+
+    name: str
+    collective: int
+    dtype: str
+    elements: int
+    send: TensorLike | None = None
+    recv: TensorLike | None = None
+    op: ReduceOpLike = "sum"
+    root: int = 0
+
+    def args(self) -> tuple[CData, list[CData]]:
+        """Make struct rdt_coll_args, and what keeps its tensors alive."""
+        args = ffi.new("struct rdt_coll_args *")
+        args.struct_size = ffi.sizeof("struct rdt_coll_args")
+        args.op, args.count, args.root = self.collective, self.elements, self.root
+        args.dtype = dtype_code(self.dtype, self.name)
+        args.reduce_op = reduce_op_code(self.op, self.name)
+        args.timeout_ns = lib.RDT_TIMEOUT_DEFAULT
+        pins = []
+        if self.send is not None:
+            data, _ = memory.span(self.send, self.name)
+            args.send = data
+            pins.append(data)
+        if self.recv is not None:
+            data, _ = memory.span(self.recv, self.name, writable=True)
+            args.recv = data
+            pins.append(data)
+        return args, pins
 
 
 class Group(Closable):
@@ -69,7 +100,7 @@ class Group(Closable):
         job: str,
         members: list[int],
         rank: int,
-        blobs: list[bytes],
+        addresses: list[bytes],
         timeout_s: float,
     ) -> None:
         if rank not in members or len(set(members)) != len(members):
@@ -86,8 +117,8 @@ class Group(Closable):
         opts.name, opts.job_id = texts
         ranks = ffi.new("int32_t[]", members)
         opts.global_ranks = ranks
-        table, self._kept = _blob_table(blobs)
-        opts.blob, opts.blob_arg = GIVE_BLOB, table
+        table, self._kept = _address_table(addresses)
+        opts.address, opts.address_arg = GIVE_ADDRESS, table
         out, err = ffi.new("rdt_group **"), new_error()
         check(lib.rdt_group_create(core.get("group"), opts, out, err), "group", err)
         self._handle: Handle = core.adopt(Handle(f"group {name!r}", out[0], lib.rdt_group_destroy))
@@ -176,7 +207,6 @@ class Group(Closable):
         return ReceiveTransfer(self._core, frame, data, what)
 
     # ---- collectives ---------------------------------------------------------------------------
-    # The order of arguments, src and dst are those of torch.distributed.
 
     def broadcast(self, tensor: TensorLike, src: int = 0) -> Transfer:
         """Copy the tensor of one member into every member's, in place.
@@ -197,9 +227,7 @@ class Group(Closable):
             >>> group.broadcast(settings, src=0).wait()
             <Transfer group ...: broadcast of 3 elements: done>
         """
-        src = whole_in(src, self.size - 1, "broadcast", "src")
-        dtype, shape = memory.describe_tensor(tensor, "broadcast")
-        return self._start(lib.RDT_COLL_BROADCAST, dtype, math.prod(shape), recv=tensor, root=src)
+        return self._start(self._broadcast("broadcast", tensor, src))
 
     def all_reduce(
         self, tensor: TensorLike, op: ReduceOpLike = "sum", *, out: TensorLike | None = None
@@ -226,11 +254,7 @@ class Group(Closable):
             >>> total
             array([1., 2.])
         """
-        dtype, shape = memory.describe_tensor(tensor, "all_reduce")
-        into = tensor if out is None else _like(out, dtype, math.prod(shape), "all_reduce")
-        return self._start(
-            lib.RDT_COLL_ALLREDUCE, dtype, math.prod(shape), send=tensor, recv=into, op=op
-        )
+        return self._start(self._all_reduce("all_reduce", tensor, op, out))
 
     def reduce(
         self,
@@ -259,14 +283,7 @@ class Group(Closable):
             >>> group.reduce(np.ones(3), dst=0, op="max").wait()
             <Transfer ...: done>
         """
-        dst = whole_in(dst, self.size - 1, "reduce", "dst")
-        dtype, shape = memory.describe_tensor(tensor, "reduce")
-        into = None
-        if self.rank == dst:
-            into = tensor if out is None else _like(out, dtype, math.prod(shape), "reduce")
-        return self._start(
-            lib.RDT_COLL_REDUCE, dtype, math.prod(shape), send=tensor, recv=into, op=op, root=dst
-        )
+        return self._start(self._reduce("reduce", tensor, dst, op, out))
 
     def all_gather(self, out: TensorLike, tensor: TensorLike) -> Transfer:
         """Collect the tensors of all members, in rank order, on every member.
@@ -289,10 +306,7 @@ class Group(Closable):
             >>> out
             array([[1., 2.]])
         """
-        dtype, shape = memory.describe_tensor(tensor, "all_gather")
-        count = math.prod(shape)
-        _like(out, dtype, count * self.size, "all_gather", "out")
-        return self._start(lib.RDT_COLL_ALLGATHER, dtype, count, send=tensor, recv=out)
+        return self._start(self._all_gather("all_gather", out, tensor))
 
     def reduce_scatter(
         self, out: TensorLike, tensor: TensorLike, op: ReduceOpLike = "sum"
@@ -316,10 +330,7 @@ class Group(Closable):
             >>> group.reduce_scatter(part, np.ones(2 * group.size)).wait()
             <Transfer ...: done>
         """
-        dtype, shape = memory.describe_tensor(out, "reduce_scatter")
-        count = math.prod(shape)
-        _like(tensor, dtype, count * self.size, "reduce_scatter", "tensor")
-        return self._start(lib.RDT_COLL_REDUCE_SCATTER, dtype, count, send=tensor, recv=out, op=op)
+        return self._start(self._reduce_scatter("reduce_scatter", out, tensor, op))
 
     def gather(self, tensor: TensorLike, out: TensorLike | None = None, dst: int = 0) -> Transfer:
         """Collect the tensors of all members, in rank order, on one member.
@@ -342,13 +353,7 @@ class Group(Closable):
             >>> group.gather(np.ones(3), out, dst=0).wait()
             <Transfer ...: done>
         """
-        dst = whole_in(dst, self.size - 1, "gather", "dst")
-        dtype, shape = memory.describe_tensor(tensor, "gather")
-        count, into = math.prod(shape), None
-        if self.rank == dst:
-            whole = _needed(out, "gather", "out", f"dst, rank {dst},")
-            into = _like(whole, dtype, count * self.size, "gather", "out")
-        return self._start(lib.RDT_COLL_GATHER, dtype, count, send=tensor, recv=into, root=dst)
+        return self._start(self._gather("gather", tensor, out, dst))
 
     def scatter(self, out: TensorLike, tensor: TensorLike | None = None, src: int = 0) -> Transfer:
         """Give each member a part of one member's tensor, in rank order.
@@ -370,13 +375,7 @@ class Group(Closable):
             >>> group.scatter(np.zeros(3), whole, src=0).wait()
             <Transfer ...: done>
         """
-        src = whole_in(src, self.size - 1, "scatter", "src")
-        dtype, shape = memory.describe_tensor(out, "scatter")
-        count, source = math.prod(shape), None
-        if self.rank == src:
-            whole = _needed(tensor, "scatter", "tensor", f"src, rank {src},")
-            source = _like(whole, dtype, count * self.size, "scatter", "tensor")
-        return self._start(lib.RDT_COLL_SCATTER, dtype, count, send=source, recv=out, root=src)
+        return self._start(self._scatter("scatter", out, tensor, src))
 
     def all_to_all(self, out: TensorLike, tensor: TensorLike) -> Transfer:
         """Send the r-th part of tensor to rank r; what rank r sent becomes the r-th part of out.
@@ -396,12 +395,7 @@ class Group(Closable):
             >>> group.all_to_all(np.zeros(group.size), np.ones(group.size)).wait()
             <Transfer ...: done>
         """
-        dtype, shape = memory.describe_tensor(tensor, "all_to_all")
-        total = math.prod(shape)
-        if total % self.size:
-            raise invalid("all_to_all", f"{total} elements do not divide by {self.size} ranks")
-        _like(out, dtype, total, "all_to_all", "out")
-        return self._start(lib.RDT_COLL_ALLTOALL, dtype, total // self.size, send=tensor, recv=out)
+        return self._start(self._all_to_all("all_to_all", out, tensor))
 
     def barrier(self) -> Transfer:
         """Wait for all members.
@@ -416,7 +410,7 @@ class Group(Closable):
             >>> group.barrier().wait()
             <Transfer ...: done>
         """
-        return self._start(lib.RDT_COLL_BARRIER, "uint8", 0)
+        return self._start(_Call("barrier", lib.RDT_COLL_BARRIER, "uint8", 0))
 
     # ---- what repeats --------------------------------------------------------------------------
 
@@ -457,9 +451,7 @@ class Group(Closable):
 
     def broadcast_init(self, tensor: TensorLike, src: int = 0) -> PersistentCollective:
         """Initialise a broadcast() that is started often; blocks as all_reduce_init()."""
-        src = whole_in(src, self.size - 1, "broadcast_init", "src")
-        dtype, shape = memory.describe_tensor(tensor, "broadcast_init")
-        return self._init(lib.RDT_COLL_BROADCAST, dtype, math.prod(shape), recv=tensor, root=src)
+        return self._init(self._broadcast("broadcast_init", tensor, src))
 
     def all_reduce_init(
         self, tensor: TensorLike, op: ReduceOpLike = "sum", *, out: TensorLike | None = None
@@ -485,11 +477,7 @@ class Group(Closable):
             PeerError: A member died or left.
             TransferTimeoutError: A member did not call it within the group's deadline.
         """
-        dtype, shape = memory.describe_tensor(tensor, "all_reduce_init")
-        into = tensor if out is None else _like(out, dtype, math.prod(shape), "all_reduce_init")
-        return self._init(
-            lib.RDT_COLL_ALLREDUCE, dtype, math.prod(shape), send=tensor, recv=into, op=op
-        )
+        return self._init(self._all_reduce("all_reduce_init", tensor, op, out))
 
     def reduce_init(
         self,
@@ -500,77 +488,107 @@ class Group(Closable):
         out: TensorLike | None = None,
     ) -> PersistentCollective:
         """Initialise a reduce() that is started often; blocks as all_reduce_init()."""
-        dst = whole_in(dst, self.size - 1, "reduce_init", "dst")
-        dtype, shape = memory.describe_tensor(tensor, "reduce_init")
-        count, into = math.prod(shape), None
-        if self.rank == dst:
-            into = tensor if out is None else _like(out, dtype, count, "reduce_init")
-        return self._init(
-            lib.RDT_COLL_REDUCE, dtype, count, send=tensor, recv=into, op=op, root=dst
-        )
+        return self._init(self._reduce("reduce_init", tensor, dst, op, out))
 
     def all_gather_init(self, out: TensorLike, tensor: TensorLike) -> PersistentCollective:
         """Initialise an all_gather() that is started often; blocks as all_reduce_init()."""
-        dtype, shape = memory.describe_tensor(tensor, "all_gather_init")
-        count = math.prod(shape)
-        _like(out, dtype, count * self.size, "all_gather_init", "out")
-        return self._init(lib.RDT_COLL_ALLGATHER, dtype, count, send=tensor, recv=out)
+        return self._init(self._all_gather("all_gather_init", out, tensor))
 
     def reduce_scatter_init(
         self, out: TensorLike, tensor: TensorLike, op: ReduceOpLike = "sum"
     ) -> PersistentCollective:
         """Initialise a reduce_scatter() that is started often; blocks as all_reduce_init()."""
-        dtype, shape = memory.describe_tensor(out, "reduce_scatter_init")
-        count = math.prod(shape)
-        _like(tensor, dtype, count * self.size, "reduce_scatter_init", "tensor")
-        return self._init(lib.RDT_COLL_REDUCE_SCATTER, dtype, count, send=tensor, recv=out, op=op)
+        return self._init(self._reduce_scatter("reduce_scatter_init", out, tensor, op))
 
     def gather_init(
         self, tensor: TensorLike, out: TensorLike | None = None, dst: int = 0
     ) -> PersistentCollective:
         """Initialise a gather() onto dst that is started often; blocks as all_reduce_init()."""
-        dst = whole_in(dst, self.size - 1, "gather_init", "dst")
-        dtype, shape = memory.describe_tensor(tensor, "gather_init")
-        count, into = math.prod(shape), None
-        if self.rank == dst:
-            whole = _needed(out, "gather_init", "out", f"dst, rank {dst},")
-            into = _like(whole, dtype, count * self.size, "gather_init", "out")
-        return self._init(lib.RDT_COLL_GATHER, dtype, count, send=tensor, recv=into, root=dst)
+        return self._init(self._gather("gather_init", tensor, out, dst))
 
     def scatter_init(
         self, out: TensorLike, tensor: TensorLike | None = None, src: int = 0
     ) -> PersistentCollective:
         """Initialise a scatter() from src that is started often; blocks as all_reduce_init()."""
-        src = whole_in(src, self.size - 1, "scatter_init", "src")
-        dtype, shape = memory.describe_tensor(out, "scatter_init")
-        count, source = math.prod(shape), None
-        if self.rank == src:
-            whole = _needed(tensor, "scatter_init", "tensor", f"src, rank {src},")
-            source = _like(whole, dtype, count * self.size, "scatter_init", "tensor")
-        return self._init(lib.RDT_COLL_SCATTER, dtype, count, send=source, recv=out, root=src)
+        return self._init(self._scatter("scatter_init", out, tensor, src))
 
     def all_to_all_init(self, out: TensorLike, tensor: TensorLike) -> PersistentCollective:
         """Initialise an all_to_all() that is started often; blocks as all_reduce_init()."""
-        dtype, shape = memory.describe_tensor(tensor, "all_to_all_init")
-        total = math.prod(shape)
-        if total % self.size:
-            raise invalid("all_to_all_init", f"{total} elements do not divide by {self.size} ranks")
-        _like(out, dtype, total, "all_to_all_init", "out")
-        return self._init(lib.RDT_COLL_ALLTOALL, dtype, total // self.size, send=tensor, recv=out)
+        return self._init(self._all_to_all("all_to_all_init", out, tensor))
 
     def barrier_init(self) -> PersistentCollective:
         """Initialise a barrier() that is started often; blocks as all_reduce_init()."""
-        return self._init(lib.RDT_COLL_BARRIER, "uint8", 0)
+        return self._init(_Call("barrier_init", lib.RDT_COLL_BARRIER, "uint8", 0))
 
-    def _init(
-        self,
-        collective: int,
-        dtype: str,
-        count: int,
-        **tensors: TensorLike | ReduceOpLike | int | None,
-    ) -> PersistentCollective:
-        call = f"{_NAMES[collective]}_init"
-        args, pins = self._args(call, collective, dtype, count, **tensors)  # type: ignore[arg-type]
+    # ---- what each call asks for ---------------------------------------------------------------
+
+    def _broadcast(self, call: str, tensor: TensorLike, src: int) -> _Call:
+        src = whole_in(src, self.size - 1, call, "src")
+        dtype, shape = memory.describe_tensor(tensor, call)
+        count = math.prod(shape)
+        return _Call(call, lib.RDT_COLL_BROADCAST, dtype, count, recv=tensor, root=src)
+
+    def _all_reduce(
+        self, call: str, tensor: TensorLike, op: ReduceOpLike, out: TensorLike | None
+    ) -> _Call:
+        dtype, shape = memory.describe_tensor(tensor, call)
+        count = math.prod(shape)
+        into = tensor if out is None else _like(out, dtype, count, call)
+        return _Call(call, lib.RDT_COLL_ALLREDUCE, dtype, count, tensor, into, op)
+
+    def _reduce(
+        self, call: str, tensor: TensorLike, dst: int, op: ReduceOpLike, out: TensorLike | None
+    ) -> _Call:
+        dst = whole_in(dst, self.size - 1, call, "dst")
+        dtype, shape = memory.describe_tensor(tensor, call)
+        count, into = math.prod(shape), None
+        if self.rank == dst:
+            into = tensor if out is None else _like(out, dtype, count, call)
+        return _Call(call, lib.RDT_COLL_REDUCE, dtype, count, tensor, into, op, dst)
+
+    def _all_gather(self, call: str, out: TensorLike, tensor: TensorLike) -> _Call:
+        dtype, shape = memory.describe_tensor(tensor, call)
+        count = math.prod(shape)
+        _like(out, dtype, count * self.size, call, "out")
+        return _Call(call, lib.RDT_COLL_ALLGATHER, dtype, count, tensor, out)
+
+    def _reduce_scatter(
+        self, call: str, out: TensorLike, tensor: TensorLike, op: ReduceOpLike
+    ) -> _Call:
+        dtype, shape = memory.describe_tensor(out, call)
+        count = math.prod(shape)
+        _like(tensor, dtype, count * self.size, call, "tensor")
+        return _Call(call, lib.RDT_COLL_REDUCE_SCATTER, dtype, count, tensor, out, op)
+
+    def _gather(self, call: str, tensor: TensorLike, out: TensorLike | None, dst: int) -> _Call:
+        dst = whole_in(dst, self.size - 1, call, "dst")
+        dtype, shape = memory.describe_tensor(tensor, call)
+        count, into = math.prod(shape), None
+        if self.rank == dst:
+            whole = _needed(out, call, "out", f"dst, rank {dst},")
+            into = _like(whole, dtype, count * self.size, call, "out")
+        return _Call(call, lib.RDT_COLL_GATHER, dtype, count, tensor, into, root=dst)
+
+    def _scatter(self, call: str, out: TensorLike, tensor: TensorLike | None, src: int) -> _Call:
+        src = whole_in(src, self.size - 1, call, "src")
+        dtype, shape = memory.describe_tensor(out, call)
+        count, source = math.prod(shape), None
+        if self.rank == src:
+            whole = _needed(tensor, call, "tensor", f"src, rank {src},")
+            source = _like(whole, dtype, count * self.size, call, "tensor")
+        return _Call(call, lib.RDT_COLL_SCATTER, dtype, count, source, out, root=src)
+
+    def _all_to_all(self, call: str, out: TensorLike, tensor: TensorLike) -> _Call:
+        dtype, shape = memory.describe_tensor(tensor, call)
+        total = math.prod(shape)
+        if total % self.size:
+            raise invalid(call, f"{total} elements do not divide by {self.size} ranks")
+        _like(out, dtype, total, call, "out")
+        return _Call(call, lib.RDT_COLL_ALLTOALL, dtype, total // self.size, tensor, out)
+
+    def _init(self, asked: _Call) -> PersistentCollective:
+        call, count = asked.name, asked.elements
+        args, pins = asked.args()
         frame = take()
         out, exchange, err = ffi.new("rdt_persistent **"), frame.transfer, frame.err
         check(lib.rdt_coll_init(self._handle.get(call), args, out, exchange, err), call, err)
@@ -584,56 +602,20 @@ class Group(Closable):
         except BaseException:
             self._core.release(handle)
             raise
-        what = partial(self._what, _NAMES[collective], count)
-        block_bytes = count * lib.rdt_dtype_bytes(dtype_code(dtype, call))
-        made = PersistentCollective(
-            self._core, handle, pins, what, (_NAMES[collective], block_bytes)
-        )
+        name = call.removesuffix("_init")
+        block_bytes = count * lib.rdt_dtype_bytes(dtype_code(asked.dtype, call))
+        what = partial(self._what, name, count)
+        made = PersistentCollective(self._core, handle, pins, what, (name, block_bytes))
         self._persistent.add(made)
         return made
 
-    def _start(
-        self,
-        collective: int,
-        dtype: str,
-        count: int,
-        **tensors: TensorLike | ReduceOpLike | int | None,
-    ) -> Transfer:
-        call = _NAMES[collective]
-        args, pins = self._args(call, collective, dtype, count, **tensors)  # type: ignore[arg-type]
+    def _start(self, asked: _Call) -> Transfer:
+        call = asked.name
+        args, pins = asked.args()
         frame = take()
         out, err = frame.transfer, frame.err
         check(lib.rdt_coll_post(self._handle.get(call), args, out, err), call, err)
-        return Transfer(self._core, frame, pins, partial(self._what, call, count))
-
-    def _args(
-        self,
-        call: str,
-        collective: int,
-        dtype: str,
-        count: int,
-        *,
-        send: TensorLike | None = None,
-        recv: TensorLike | None = None,
-        op: ReduceOpLike = "sum",
-        root: int = 0,
-    ) -> tuple[CData, list[CData]]:
-        """Make struct rdt_coll_args, and what keeps its tensors alive. root is checked already."""
-        args = ffi.new("struct rdt_coll_args *")
-        args.struct_size = ffi.sizeof("struct rdt_coll_args")
-        args.op, args.dtype, args.count = collective, dtype_code(dtype, call), count
-        args.reduce_op, args.root = reduce_op_code(op, call), root
-        args.timeout_ns = lib.RDT_TIMEOUT_DEFAULT
-        pins = []
-        if send is not None:
-            data, _ = memory.span(send, call)
-            args.send = data
-            pins.append(data)
-        if recv is not None:
-            data, _ = memory.span(recv, call, writable=True)
-            args.recv = data
-            pins.append(data)
-        return args, pins
+        return Transfer(self._core, frame, pins, partial(self._what, call, asked.elements))
 
     # ---- the end -------------------------------------------------------------------------------
 
@@ -673,26 +655,13 @@ class Group(Closable):
         return f"<Group {self.name!r} rank {self.rank} of {self.size}>"
 
 
-_NAMES = {
-    lib.RDT_COLL_BROADCAST: "broadcast",
-    lib.RDT_COLL_ALLREDUCE: "all_reduce",
-    lib.RDT_COLL_REDUCE: "reduce",
-    lib.RDT_COLL_ALLGATHER: "all_gather",
-    lib.RDT_COLL_REDUCE_SCATTER: "reduce_scatter",
-    lib.RDT_COLL_GATHER: "gather",
-    lib.RDT_COLL_SCATTER: "scatter",
-    lib.RDT_COLL_ALLTOALL: "all_to_all",
-    lib.RDT_COLL_BARRIER: "barrier",
-}
-
-
-def _blob_table(blobs: list[bytes]) -> tuple[CData, list[CData]]:
-    """Make struct rdtpy_blobs, and what must live as long as the group."""
-    data = [ffi.from_buffer("uint8_t[]", blob) for blob in blobs]
+def _address_table(addresses: list[bytes]) -> tuple[CData, list[CData]]:
+    """Make struct rdtpy_addresses, and what must live as long as the group."""
+    data = [ffi.from_buffer("uint8_t[]", address) for address in addresses]
     pointers = ffi.new("uint8_t *[]", data)
-    lengths = ffi.new("size_t[]", [len(blob) for blob in blobs])
-    table = ffi.new("struct rdtpy_blobs *")
-    table.count = len(blobs)
+    lengths = ffi.new("size_t[]", [len(address) for address in addresses])
+    table = ffi.new("struct rdtpy_addresses *")
+    table.count = len(addresses)
     table.bytes = ffi.cast("const uint8_t *const *", pointers)
     table.len_bytes = lengths
     return table, [table, pointers, lengths, *data]
@@ -710,9 +679,7 @@ def _like(tensor: TensorLike, dtype: str, count: int, call: str, name: str = "ou
     return tensor
 
 
-def _needed(
-    tensor: TensorLike | None, call: str, name: str = "out", who: str = "the root"
-) -> TensorLike:
+def _needed(tensor: TensorLike | None, call: str, name: str, who: str) -> TensorLike:
     if tensor is None:
         raise invalid(call, f"{name} is missing: {who} needs it for all members' parts")
     return tensor

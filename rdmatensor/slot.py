@@ -5,8 +5,6 @@ its side with Endpoint.send_slot() and sends tensors with put(), or writes them 
 calls post().
 """
 
-# over budget: both sides of a slot and what passes between them are one protocol
-
 from __future__ import annotations
 
 import importlib
@@ -14,7 +12,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
@@ -134,12 +131,7 @@ class SlotTensor:
     def __enter__(self) -> Array:
         return self.array
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def __repr__(self) -> str:

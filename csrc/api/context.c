@@ -18,7 +18,7 @@
 #include "message/mailbox.h"
 #include "message/mailboxes.h"
 #include "slot/slot.h"
-#include "wire/blob.h"
+#include "wire/address.h"
 #include "wire/fields.h"
 #include "wire/endpoint/stream.h"
 
@@ -446,11 +446,12 @@ rdt_context_add_job(rdt_context *ctx, const char *job_id, const uint8_t *secret,
 }
 
 rdt_status
-rdt_context_blob(rdt_context *ctx, uint8_t *buf, size_t cap, size_t *len_out, struct rdt_error *err)
+rdt_context_address(rdt_context *ctx, uint8_t *buf, size_t cap, size_t *len_out,
+                    struct rdt_error *err)
 {
-    const rdt_status status = rdti_context_check(ctx, "context_blob", err);
+    const rdt_status status = rdti_context_check(ctx, "context_address", err);
 
     return status == RDT_OK
-               ? rdti_blob_encode(rdti_listener_blob(ctx->listener), buf, cap, len_out, err)
+               ? rdti_address_encode(rdti_listener_address(ctx->listener), buf, cap, len_out, err)
                : status;
 }

@@ -274,13 +274,13 @@ describe_put_classes(struct rdti_json *json, rdt_context *ctx)
 static void
 describe_put_listener(struct rdti_json *json, const rdt_context *ctx)
 {
-    const struct rdti_blob *blob = rdti_listener_blob(ctx->listener);
+    const struct rdti_address *address = rdti_listener_address(ctx->listener);
 
     rdti_json_put(json, "\"listens\":[");
-    for (uint32_t i = 0; i < blob->addr_count; i++) {
+    for (uint32_t i = 0; i < address->addr_count; i++) {
         struct sockaddr_storage addr;
         char text[RDTI_SOCKADDR_TEXT_BYTES];
-        (void)rdti_sockaddr_from_blob(&blob->addrs[i], &addr);
+        (void)rdti_sockaddr_of_ip(&address->addrs[i], &addr);
         rdti_sockaddr_text((const struct sockaddr *)&addr, text, sizeof(text));
         rdti_json_put(json, "%s\"%s\"", i > 0 ? "," : "", text);
     }

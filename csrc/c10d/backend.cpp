@@ -151,8 +151,8 @@ Backend::Backend(c10::intrusive_ptr<Rendezvous> rendezvous, Setup setup)
     opts.job_id = job.id.c_str();
     opts.global_ranks = ranks.data();
     opts.timeout_ns = to_ns(setup_.timeout);
-    opts.blob = Rendezvous::fetch_blob;
-    opts.blob_arg = rendezvous_.get();
+    opts.address = Rendezvous::fetch_address;
+    opts.address_arg = rendezvous_.get();
     status = rdt_group_create(setup_.context, &opts, &group_, &error);
     if (status != RDT_OK)
         std::rethrow_exception(make_error(status, making, error));

@@ -22,7 +22,7 @@
 #include "base/text.h"
 #include "connect/netaddr.h"
 
-#define SOCKETS_MAX (1 + RDTI_BLOB_ADDRS_MAX)
+#define SOCKETS_MAX (1 + RDTI_ADDRESS_IPS_MAX)
 /* All peers of a large job may connect at the same time. */
 #define BACKLOG 512
 #define TEST_HOST_MAX_BYTES 63 /* the maximum of a DNS label */
@@ -42,7 +42,7 @@ struct rdti_listener {
     struct rdti_list handshakes;
     struct listening sockets[SOCKETS_MAX];
     uint32_t socket_count;
-    struct rdti_blob blob;
+    struct rdti_address address;
     bool is_test_host;
 };
 
@@ -117,12 +117,12 @@ listener_listen_unix(struct rdti_listener *listener, struct rdt_error *err)
     struct sockaddr_un addr = {.sun_family = AF_UNIX};
     const uint8_t *u = listener->ctx->uuid;
 
-    (void)snprintf(listener->blob.unix_name, sizeof(listener->blob.unix_name),
+    (void)snprintf(listener->address.unix_name, sizeof(listener->address.unix_name),
                    "rdmatensor-%02x%02x%02x%02x%02x%02x%02x%02x%02x%02x%02x%02x%02x%02x%02x%02x",
                    u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12],
                    u[13], u[14], u[15]);
-    const size_t name_bytes = strlen(listener->blob.unix_name);
-    memcpy(addr.sun_path + 1, listener->blob.unix_name, name_bytes);
+    const size_t name_bytes = strlen(listener->address.unix_name);
+    memcpy(addr.sun_path + 1, listener->address.unix_name, name_bytes);
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return rdti_error_set(err, RDT_EDEVICE, errno, "socket(AF_UNIX)");
@@ -132,7 +132,7 @@ listener_listen_unix(struct rdti_listener *listener, struct rdt_error *err)
         const int sys_errno = errno;
         (void)close(fd);
         return rdti_error_set(err, RDT_EDEVICE, sys_errno, "listening on the Unix socket @%s",
-                              listener->blob.unix_name);
+                              listener->address.unix_name);
     }
     const rdt_status status = listener_add_socket(listener, fd, true, err);
     if (status != RDT_OK)
@@ -183,12 +183,12 @@ listener_listen_in_range(struct sockaddr_storage *addr, socklen_t addr_bytes, ui
 }
 
 static rdt_status
-listener_listen_tcp(struct rdti_listener *listener, struct rdti_blob_addr *blob_addr,
+listener_listen_tcp(struct rdti_listener *listener, struct rdti_address_ip *address_ip,
                     struct rdt_error *err)
 {
     const struct rdt_context_opts *opts = &listener->ctx->opts;
     struct sockaddr_storage addr;
-    socklen_t addr_bytes = rdti_sockaddr_from_blob(blob_addr, &addr);
+    socklen_t addr_bytes = rdti_sockaddr_of_ip(address_ip, &addr);
     char text[96];
 
     rdti_address_text((const struct sockaddr *)&addr, text, sizeof(text));
@@ -206,7 +206,7 @@ listener_listen_tcp(struct rdti_listener *listener, struct rdti_blob_addr *blob_
         (void)close(fd);
         return rdti_error_set(err, RDT_EDEVICE, sys_errno, "getsockname at %s", text);
     }
-    blob_addr->port = ntohs(*listener_port_of(&addr));
+    address_ip->port = ntohs(*listener_port_of(&addr));
     const rdt_status status = listener_add_socket(listener, fd, false, err);
     if (status != RDT_OK)
         (void)close(fd);
@@ -219,21 +219,21 @@ static rdt_status
 listener_listen_all_tcp(struct rdti_listener *listener, struct rdt_error *err)
 {
     const struct rdt_context_opts *opts = &listener->ctx->opts;
-    struct rdti_blob_addr addrs[RDTI_BLOB_ADDRS_MAX];
+    struct rdti_address_ip addrs[RDTI_ADDRESS_IPS_MAX];
     struct rdt_error last = {.peer_rank = RDT_RANK_UNKNOWN};
     uint32_t count = 0;
     rdt_status status =
         rdti_local_addrs(listener->ctx->ifname, listener->ctx->addr, opts->loopback_only != 0,
-                         addrs, RDTI_BLOB_ADDRS_MAX, &count, err);
+                         addrs, RDTI_ADDRESS_IPS_MAX, &count, err);
 
     if (status != RDT_OK)
         return status;
     for (uint32_t i = 0; i < count; i++) {
         status = listener_listen_tcp(listener, &addrs[i], &last);
         if (status == RDT_OK)
-            listener->blob.addrs[listener->blob.addr_count++] = addrs[i];
+            listener->address.addrs[listener->address.addr_count++] = addrs[i];
     }
-    if (listener->blob.addr_count == 0)
+    if (listener->address.addr_count == 0)
         return rdti_error_copy(err, &last);
     return RDT_OK;
 }
@@ -309,14 +309,14 @@ rdti_listener_open(rdt_context *ctx, const struct rdti_handshake_events *events,
     listener->ctx = ctx;
     listener->events = events;
     rdti_list_init(&listener->handshakes);
-    rdti_text_copy(listener->blob.library_version, sizeof(listener->blob.library_version),
+    rdti_text_copy(listener->address.library_version, sizeof(listener->address.library_version),
                    rdt_version());
-    memcpy(listener->blob.uuid, ctx->uuid, RDT_UUID_BYTES);
-    listener->blob.pid_hint = (uint32_t)getpid();
-    listener->blob.verify = ctx->opts.verify;
+    memcpy(listener->address.uuid, ctx->uuid, RDT_UUID_BYTES);
+    listener->address.pid_hint = (uint32_t)getpid();
+    listener->address.verify = ctx->opts.verify;
     rdt_status status = listener_read_test_host(&test_host, err);
     if (status == RDT_OK)
-        listener_make_host_hint(test_host, listener->blob.host_hint);
+        listener_make_host_hint(test_host, listener->address.host_hint);
     listener->is_test_host = test_host != NULL;
     if (status == RDT_OK && ctx->found[RDT_TRANSPORT_SHM].is_viable)
         status = listener_listen_unix(listener, err);
@@ -353,10 +353,10 @@ rdti_listener_handshakes(struct rdti_listener *listener)
     return &listener->handshakes;
 }
 
-const struct rdti_blob *
-rdti_listener_blob(const struct rdti_listener *listener)
+const struct rdti_address *
+rdti_listener_address(const struct rdti_listener *listener)
 {
-    return &listener->blob;
+    return &listener->address;
 }
 
 bool

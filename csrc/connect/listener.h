@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Listens for peers: an abstract Unix socket (same user, same network namespace), TCP sockets, and
- * the blob that publishes their addresses. */
+ * the address that publishes their addresses. */
 #ifndef RDTI_CONNECT_LISTENER_H
 #define RDTI_CONNECT_LISTENER_H
 
@@ -20,8 +20,8 @@ rdt_status rdti_listener_open(rdt_context *ctx, const struct rdti_handshake_even
 void rdti_listener_close(struct rdti_listener *listener);
 /* The table of handshakes of both roles. */
 struct rdti_list *rdti_listener_handshakes(struct rdti_listener *listener);
-/* The blob; immutable after open. */
-const struct rdti_blob *rdti_listener_blob(const struct rdti_listener *listener);
+/* The address; immutable after open. */
+const struct rdti_address *rdti_listener_address(const struct rdti_listener *listener);
 /* RDMATENSOR_TEST_HOST was set: peers with another host hint are treated as if on another host,
  * although they are on this one. */
 bool rdti_listener_is_test_host(const struct rdti_listener *listener);

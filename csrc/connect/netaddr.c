@@ -22,7 +22,7 @@ rdti_address_text(const struct sockaddr *addr, char *buf, size_t cap)
 }
 
 socklen_t
-rdti_sockaddr_from_blob(const struct rdti_blob_addr *in, struct sockaddr_storage *out)
+rdti_sockaddr_of_ip(const struct rdti_address_ip *in, struct sockaddr_storage *out)
 {
     memset(out, 0, sizeof(*out));
     if (in->family == 4) {
@@ -41,15 +41,15 @@ rdti_sockaddr_from_blob(const struct rdti_blob_addr *in, struct sockaddr_storage
 
 /* Lower is better: IPv4 global, IPv6 global, IPv4 loopback, IPv6 loopback. */
 static int
-netaddr_preference(const struct rdti_blob_addr *addr)
+netaddr_preference(const struct rdti_address_ip *addr)
 {
     return (addr->is_loopback ? 2 : 0) + (addr->family == 4 ? 0 : 1);
 }
 
 static bool
-netaddr_to_blob_addr(const struct sockaddr *addr, struct rdti_blob_addr *out)
+netaddr_to_ip(const struct sockaddr *addr, struct rdti_address_ip *out)
 {
-    *out = (struct rdti_blob_addr){.is_loopback = rdti_sockaddr_is_loopback(addr)};
+    *out = (struct rdti_address_ip){.is_loopback = rdti_sockaddr_is_loopback(addr)};
     if (addr->sa_family == AF_INET) {
         const struct sockaddr_in *in = (const struct sockaddr_in *)(const void *)addr;
         out->family = 4;
@@ -66,9 +66,9 @@ netaddr_to_blob_addr(const struct sockaddr *addr, struct rdti_blob_addr *out)
 }
 
 static bool
-netaddr_parse_numeric(const char *text, struct rdti_blob_addr *out)
+netaddr_parse_numeric(const char *text, struct rdti_address_ip *out)
 {
-    *out = (struct rdti_blob_addr){0};
+    *out = (struct rdti_address_ip){0};
     if (inet_pton(AF_INET, text, out->addr) == 1)
         out->family = 4;
     else if (inet_pton(AF_INET6, text, out->addr) == 1)
@@ -77,7 +77,7 @@ netaddr_parse_numeric(const char *text, struct rdti_blob_addr *out)
 }
 
 static rdt_status
-netaddr_read_wanted(const char *text, bool is_loopback_only, struct rdti_blob_addr *out,
+netaddr_read_wanted(const char *text, bool is_loopback_only, struct rdti_address_ip *out,
                     struct rdt_error *err)
 {
     struct sockaddr_storage addr;
@@ -85,7 +85,7 @@ netaddr_read_wanted(const char *text, bool is_loopback_only, struct rdti_blob_ad
     if (!netaddr_parse_numeric(text, out))
         return rdti_error_set(err, RDT_EINVAL, 0,
                               "address '%s' is neither IPv4 nor IPv6 in numbers", text);
-    (void)rdti_sockaddr_from_blob(out, &addr);
+    (void)rdti_sockaddr_of_ip(out, &addr);
     if (is_loopback_only && !rdti_sockaddr_is_loopback((const struct sockaddr *)&addr))
         return rdti_error_set(err, RDT_EINVAL, 0,
                               "RDMATENSOR_ADDR=%s and RDMATENSOR_LOOPBACK=1 conflict: unset one",
@@ -95,8 +95,8 @@ netaddr_read_wanted(const char *text, bool is_loopback_only, struct rdti_blob_ad
 
 /* Inserts an address in order of preference. */
 static void
-netaddr_insert(struct rdti_blob_addr *list, uint32_t cap, uint32_t *count,
-               const struct rdti_blob_addr *addr)
+netaddr_insert(struct rdti_address_ip *list, uint32_t cap, uint32_t *count,
+               const struct rdti_address_ip *addr)
 {
     uint32_t at = *count;
 
@@ -123,8 +123,8 @@ netaddr_append_name(char *seen, size_t cap, const char *name, const struct socka
 
 /* Whether the caller's choice of interface, address and scope permits it. */
 static bool
-netaddr_is_wanted(const struct ifaddrs *entry, const struct rdti_blob_addr *candidate,
-                  const char *ifname, const struct rdti_blob_addr *wanted, bool is_loopback_only)
+netaddr_is_wanted(const struct ifaddrs *entry, const struct rdti_address_ip *candidate,
+                  const char *ifname, const struct rdti_address_ip *wanted, bool is_loopback_only)
 {
     if (ifname != NULL && strcmp(ifname, entry->ifa_name) != 0)
         return false;
@@ -151,10 +151,10 @@ netaddr_nothing_to_listen_on(const char *ifname, const char *addr, bool is_loopb
 
 rdt_status
 rdti_local_addrs(const char *ifname, const char *addr, bool is_loopback_only,
-                 struct rdti_blob_addr *out, uint32_t cap, uint32_t *count_out,
+                 struct rdti_address_ip *out, uint32_t cap, uint32_t *count_out,
                  struct rdt_error *err)
 {
-    struct rdti_blob_addr wanted = {0};
+    struct rdti_address_ip wanted = {0};
     struct ifaddrs *all = NULL;
     char seen[384] = "";
     uint32_t count = 0;
@@ -166,10 +166,10 @@ rdti_local_addrs(const char *ifname, const char *addr, bool is_loopback_only,
     if (getifaddrs(&all) != 0)
         return rdti_error_set(err, RDT_EDEVICE, errno, "getifaddrs");
     for (const struct ifaddrs *entry = all; entry != NULL; entry = entry->ifa_next) {
-        struct rdti_blob_addr candidate;
+        struct rdti_address_ip candidate;
         if (entry->ifa_addr == NULL || (entry->ifa_flags & IFF_UP) == 0)
             continue;
-        const bool is_publishable = netaddr_to_blob_addr(entry->ifa_addr, &candidate);
+        const bool is_publishable = netaddr_to_ip(entry->ifa_addr, &candidate);
         if (candidate.family == 0)
             continue;
         netaddr_append_name(seen, sizeof(seen), entry->ifa_name, entry->ifa_addr);

@@ -10,13 +10,13 @@
 #include "connect/handshake.h"
 #include "endpoint/endpoint.h"
 #include "endpoint/protocol.h"
-#include "wire/blob.h"
+#include "wire/address.h"
 #include "wire/endpoint/frame.h"
 
 /* In the inbox: a notification whose bytes were freed before they could be compared. */
 #define RDTI_INBOX_STALE UINT32_C(0xffffffff)
 
-#define RDTI_SETUP_CONTACTS_MAX (1 + RDTI_BLOB_ADDRS_MAX)
+#define RDTI_SETUP_CONTACTS_MAX (1 + RDTI_ADDRESS_IPS_MAX)
 
 /* What an endpoint needs only until it is READY. */
 struct rdti_setup {

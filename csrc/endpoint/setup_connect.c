@@ -24,45 +24,46 @@
 #define UNREACHED_NS UINT64_C(50000000)
 
 static void
-setup_connect_add_unix_contact(struct rdti_setup *setup, const struct rdti_blob *blob)
+setup_connect_add_unix_contact(struct rdti_setup *setup, const struct rdti_address *address)
 {
     struct rdti_contact *contact = &setup->contacts[setup->contact_count++];
     struct sockaddr_un *addr = (struct sockaddr_un *)(void *)&contact->addr;
-    const size_t name_bytes = strnlen(blob->unix_name, sizeof(blob->unix_name));
+    const size_t name_bytes = strnlen(address->unix_name, sizeof(address->unix_name));
 
     contact->is_unix = true;
     addr->sun_family = AF_UNIX;
-    memcpy(addr->sun_path + 1, blob->unix_name, name_bytes);
+    memcpy(addr->sun_path + 1, address->unix_name, name_bytes);
     contact->addr_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + name_bytes);
     (void)snprintf(contact->text, sizeof(contact->text), "shm: Unix socket @%.40s",
-                   blob->unix_name);
+                   address->unix_name);
 }
 
 static void
-setup_connect_add_tcp_contacts(struct rdti_setup *setup, const struct rdti_blob *blob,
+setup_connect_add_tcp_contacts(struct rdti_setup *setup, const struct rdti_address *address,
                                bool is_maybe_here, bool loopback)
 {
-    for (uint32_t i = 0; i < blob->addr_count && setup->contact_count < RDTI_SETUP_CONTACTS_MAX;
+    for (uint32_t i = 0; i < address->addr_count && setup->contact_count < RDTI_SETUP_CONTACTS_MAX;
          i++) {
-        const struct rdti_blob_addr *addr = &blob->addrs[i];
+        const struct rdti_address_ip *addr = &address->addrs[i];
         /* Another host's loopback address leads to this process's own host. */
         if ((addr->is_loopback != 0) != loopback || (loopback && !is_maybe_here))
             continue;
         struct rdti_contact *contact = &setup->contacts[setup->contact_count++];
         char text[80];
-        contact->addr_bytes = rdti_sockaddr_from_blob(addr, &contact->addr);
+        contact->addr_bytes = rdti_sockaddr_of_ip(addr, &contact->addr);
         rdti_sockaddr_text((const struct sockaddr *)&contact->addr, text, sizeof(text));
         (void)snprintf(contact->text, sizeof(contact->text), "tcp: %s", text);
     }
 }
 
 static void
-setup_connect_list_contacts(rdt_endpoint *ep, const struct rdti_blob *blob)
+setup_connect_list_contacts(rdt_endpoint *ep, const struct rdti_address *address)
 {
     const rdt_context *ctx = ep->ctx;
     const uint32_t force = ctx->opts.force_transport;
-    const bool is_maybe_here = memcmp(blob->host_hint, rdti_listener_blob(ctx->listener)->host_hint,
-                                      RDTI_HOST_HINT_BYTES) == 0;
+    const bool is_maybe_here =
+        memcmp(address->host_hint, rdti_listener_address(ctx->listener)->host_hint,
+               RDTI_HOST_HINT_BYTES) == 0;
     const bool is_test = rdti_listener_is_test_host(ctx->listener);
 
     if (is_test && !is_maybe_here)
@@ -72,15 +73,15 @@ setup_connect_list_contacts(rdt_endpoint *ep, const struct rdti_blob *blob)
                                                       : "verbs was forced here");
     else if (!ctx->found[RDT_TRANSPORT_SHM].is_viable)
         rdti_path_note(ep, ctx->found[RDT_TRANSPORT_SHM].reason);
-    else if (blob->unix_name[0] == '\0')
+    else if (address->unix_name[0] == '\0')
         rdti_path_note(ep, "the peer offers no shared memory");
     else
-        setup_connect_add_unix_contact(ep->setup, blob);
+        setup_connect_add_unix_contact(ep->setup, address);
     if (force == RDT_TRANSPORT_SHM)
         return;
     /* On one host loopback is the fastest path; the "other host" of a test is this one. */
-    setup_connect_add_tcp_contacts(ep->setup, blob, is_maybe_here || is_test, true);
-    setup_connect_add_tcp_contacts(ep->setup, blob, is_maybe_here || is_test, false);
+    setup_connect_add_tcp_contacts(ep->setup, address, is_maybe_here || is_test, true);
+    setup_connect_add_tcp_contacts(ep->setup, address, is_maybe_here || is_test, false);
 }
 
 void
@@ -235,33 +236,34 @@ rdti_path_fill_hello(const rdt_context *ctx, const struct rdti_job *job,
 
 /* Fills in what an endpoint needs to connect; one that only the peer opened has none of it. */
 static void
-setup_connect_prepare(rdt_endpoint *ep, const struct rdti_blob *blob, const struct rdti_job *job)
+setup_connect_prepare(rdt_endpoint *ep, const struct rdti_address *address,
+                      const struct rdti_job *job)
 {
     ep->setup->is_prepared = true;
-    rdti_path_fill_hello(ep->ctx, job, blob->uuid, &ep->setup->hello);
-    setup_connect_list_contacts(ep, blob);
+    rdti_path_fill_hello(ep->ctx, job, address->uuid, &ep->setup->hello);
+    setup_connect_list_contacts(ep, address);
 }
 
 static rdt_status
-setup_connect_open_new(rdt_context *ctx, const struct rdti_blob *blob,
+setup_connect_open_new(rdt_context *ctx, const struct rdti_address *address,
                        const struct rdt_endpoint_opts *opts, const struct rdti_job *job,
                        rdt_endpoint **out, struct rdt_error *err)
 {
     const bool is_default = opts->timeout_ns == 0 || opts->timeout_ns == RDT_TIMEOUT_DEFAULT;
     const rdt_status status =
-        rdti_path_create(ctx, blob->uuid, opts->peer_rank, opts->job_id,
+        rdti_path_create(ctx, address->uuid, opts->peer_rank, opts->job_id,
                          is_default ? ctx->opts.timeout_ns : opts->timeout_ns, out, err);
 
     if (status != RDT_OK)
         return status;
     (*out)->refs = 1;
-    setup_connect_prepare(*out, blob, job);
+    setup_connect_prepare(*out, address, job);
     rdti_path_try_next(*out);
     return RDT_OK;
 }
 
 static void
-setup_connect_open_again(rdt_endpoint *ep, const struct rdti_blob *blob,
+setup_connect_open_again(rdt_endpoint *ep, const struct rdti_address *address,
                          const struct rdt_endpoint_opts *opts, const struct rdti_job *job)
 {
     rdti_endpoint_ref(ep);
@@ -269,7 +271,7 @@ setup_connect_open_again(rdt_endpoint *ep, const struct rdti_blob *blob,
         rdti_endpoint_set_rank(ep, opts->peer_rank);
     if (ep->setup == NULL || ep->setup->is_prepared)
         return;
-    setup_connect_prepare(ep, blob, job);
+    setup_connect_prepare(ep, address, job);
     if (ep->channel == NULL) /* the peer's path failed just now */
         rdti_path_retry(ep, RDTI_CROSSED_NS);
 }
@@ -288,13 +290,13 @@ setup_connect_find_open(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
 }
 
 static rdt_status
-setup_connect_open_locked(rdt_context *ctx, const struct rdti_blob *blob,
+setup_connect_open_locked(rdt_context *ctx, const struct rdti_address *address,
                           const struct rdt_endpoint_opts *opts, rdt_endpoint **out,
                           struct rdt_error *err)
 {
     const struct rdti_job *job = rdti_context_find_job(ctx, opts->job_id);
-    const struct rdti_obituary *dead = rdti_context_find_obituary(ctx, blob->uuid);
-    rdt_endpoint *ep = setup_connect_find_open(ctx, blob->uuid);
+    const struct rdti_obituary *dead = rdti_context_find_obituary(ctx, address->uuid);
+    rdt_endpoint *ep = setup_connect_find_open(ctx, address->uuid);
 
     if (job == NULL)
         return rdti_error_set(err, RDT_EINVAL, 0,
@@ -305,25 +307,25 @@ setup_connect_open_locked(rdt_context *ctx, const struct rdti_blob *blob,
                                    (int)dead->rank, dead->reason);
     /* Checked before either side connects: the first to connect may be gone, with its error, before
      * the other comes. */
-    if (rdti_path_check_sums(ctx, blob->verify != RDT_VERIFY_OFF, opts->peer_rank, job->rank,
+    if (rdti_path_check_sums(ctx, address->verify != RDT_VERIFY_OFF, opts->peer_rank, job->rank,
                              err) != RDT_OK)
         return RDT_EMISMATCH;
     if (ep == NULL)
-        return setup_connect_open_new(ctx, blob, opts, job, out, err);
+        return setup_connect_open_new(ctx, address, opts, job, out, err);
     /* The peer came first, and stated its rank. */
     if (ep->refs == 0 && strcmp(ep->job_id, opts->job_id) == 0 &&
         rdti_path_check_rank(ep->job_id, opts->peer_rank, rdti_endpoint_rank(ep), err) != RDT_OK)
         return RDT_EMISMATCH;
-    setup_connect_open_again(ep, blob, opts, job);
+    setup_connect_open_again(ep, address, opts, job);
     *out = ep;
     return RDT_OK;
 }
 
 rdt_status
-rdt_endpoint_open(rdt_context *ctx, const uint8_t *blob_bytes, size_t blob_len,
+rdt_endpoint_open(rdt_context *ctx, const uint8_t *address_bytes, size_t address_len,
                   const struct rdt_endpoint_opts *opts, rdt_endpoint **out, struct rdt_error *err)
 {
-    struct rdti_blob blob;
+    struct rdti_address address;
     rdt_endpoint *ep = NULL;
     rdt_status status = rdti_context_check(ctx, "endpoint_open", err);
 
@@ -332,13 +334,14 @@ rdt_endpoint_open(rdt_context *ctx, const uint8_t *blob_bytes, size_t blob_len,
         status = rdti_error_set(err, RDT_EINVAL, 0,
                                 "endpoint_open: opts, its struct_size and job_id are needed");
     if (status == RDT_OK)
-        status = rdti_blob_decode(blob_bytes, blob_len, &blob, err);
+        status = rdti_address_decode(address_bytes, address_len, &address, err);
     if (status != RDT_OK)
         return status;
-    if (memcmp(blob.uuid, ctx->uuid, RDT_UUID_BYTES) == 0)
-        return rdti_error_set(err, RDT_EINVAL, 0, "endpoint_open: the blob is this process's own");
+    if (memcmp(address.uuid, ctx->uuid, RDT_UUID_BYTES) == 0)
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "endpoint_open: the address is this process's own");
     rdti_engine_enter(ctx->engine);
-    status = setup_connect_open_locked(ctx, &blob, opts, &ep, err);
+    status = setup_connect_open_locked(ctx, &address, opts, &ep, err);
     rdti_engine_leave(ctx->engine);
     if (status == RDT_OK)
         *out = ep;

@@ -11,7 +11,7 @@
 #include "endpoint/failures.h"
 #include "group/group_impl.h"
 #include "message/mailbox_impl.h"
-#include "wire/blob.h"
+#include "wire/address.h"
 #include "rdmatensor_ext.h"
 
 /* `source` of a message has 16 bits. */
@@ -89,21 +89,21 @@ rdt_group_global_rank(const rdt_group *group, uint32_t rank)
 
 /* ---- Members ----------------------------------------------------------------------------- */
 
-/* The blob identifies the member's process, which may be known to be dead. */
+/* The address identifies the member's process, which may be known to be dead. */
 static rdt_status
 group_note_identity(rdt_group *group, uint32_t rank, const uint8_t *bytes, size_t len_bytes,
                     struct rdt_error *err)
 {
     struct rdti_member *member = &group->scope.members[rank];
-    struct rdti_blob blob;
-    const rdt_status status = rdti_blob_decode(bytes, len_bytes, &blob, err);
+    struct rdti_address address;
+    const rdt_status status = rdti_address_decode(bytes, len_bytes, &address, err);
 
     if (status != RDT_OK)
         return status;
     rdti_engine_enter(group->scope.ctx->engine);
-    memcpy(member->uuid, blob.uuid, RDT_UUID_BYTES);
+    memcpy(member->uuid, address.uuid, RDT_UUID_BYTES);
     member->has_uuid = true;
-    const struct rdti_obituary *news = rdti_context_find_obituary(group->scope.ctx, blob.uuid);
+    const struct rdti_obituary *news = rdti_context_find_obituary(group->scope.ctx, address.uuid);
     if (news != NULL)
         rdti_groups_on_death(group->groups, news);
     const rdt_status broken =
@@ -112,14 +112,14 @@ group_note_identity(rdt_group *group, uint32_t rank, const uint8_t *bytes, size_
     return broken;
 }
 
-/* Gets the member's address by the program's blob function. */
+/* Gets the member's address by the program's address function. */
 static rdt_status
-group_get_blob(rdt_group *group, uint32_t rank, uint8_t blob[RDT_BLOB_MAX_BYTES], size_t *len_out,
-               struct rdt_error *err)
+group_get_address(rdt_group *group, uint32_t rank, uint8_t address[RDT_ADDRESS_MAX_BYTES],
+                  size_t *len_out, struct rdt_error *err)
 {
     struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
-    const rdt_status status = group->blob(group->blob_arg, rank, rdt_group_timeout(group), blob,
-                                          RDT_BLOB_MAX_BYTES, len_out, &why);
+    const rdt_status status = group->address(group->address_arg, rank, rdt_group_timeout(group),
+                                             address, RDT_ADDRESS_MAX_BYTES, len_out, &why);
 
     if (status == RDT_OK)
         return RDT_OK;
@@ -150,15 +150,15 @@ group_open_member(rdt_group *group, uint32_t rank, struct rdt_error *err)
         .timeout_ns = rdt_group_timeout(group),
         .job_id = group->job_id,
     };
-    uint8_t blob[RDT_BLOB_MAX_BYTES];
+    uint8_t address[RDT_ADDRESS_MAX_BYTES];
     size_t len_bytes = 0;
     rdt_endpoint *ep = NULL;
-    rdt_status status = group_get_blob(group, rank, blob, &len_bytes, err);
+    rdt_status status = group_get_address(group, rank, address, &len_bytes, err);
 
     if (status == RDT_OK)
-        status = group_note_identity(group, rank, blob, len_bytes, err);
+        status = group_note_identity(group, rank, address, len_bytes, err);
     if (status == RDT_OK)
-        status = rdt_endpoint_open(group->scope.ctx, blob, len_bytes, &opts, &ep, err);
+        status = rdt_endpoint_open(group->scope.ctx, address, len_bytes, &opts, &ep, err);
     if (status != RDT_OK)
         return status;
     rdti_engine_enter(group->scope.ctx->engine);
@@ -273,8 +273,8 @@ group_check_opts(const struct rdt_group_opts *opts, struct rdt_error *err)
         return rdti_error_set(err, RDT_EINVAL, 0,
                               "group_create: a job_id of less than %d bytes is needed",
                               RDTI_JOB_ID_BYTES);
-    if (opts->blob == NULL && opts->size > 1)
-        return rdti_error_set(err, RDT_EINVAL, 0, "group_create: the blob function is NULL");
+    if (opts->address == NULL && opts->size > 1)
+        return rdti_error_set(err, RDT_EINVAL, 0, "group_create: the address function is NULL");
     return RDT_OK;
 }
 
@@ -322,8 +322,8 @@ group_new(rdt_context *ctx, const struct rdt_group_opts *opts, rdt_group **out,
         memcpy(group->scope.global_ranks, opts->global_ranks,
                sizeof(*group->scope.global_ranks) * opts->size);
     group->scope.id = group_make_id(opts->job_id, opts->name);
-    group->blob = opts->blob;
-    group->blob_arg = opts->blob_arg;
+    group->address = opts->address;
+    group->address_arg = opts->address_arg;
     group->scope.refs = 1;
     rdti_list_init(&group->scope.requests);
     rdti_list_init(&group->scope.arrivals);

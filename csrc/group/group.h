@@ -37,7 +37,7 @@ rdt_status rdti_groups_check_empty(struct rdti_groups *groups, struct rdt_error 
 /* As above, and frees the table. */
 rdt_status rdti_groups_destroy(struct rdti_groups *groups, struct rdt_error *err);
 
-/* [driver] A process died: every group that has it as a member (by endpoint or by blob) breaks. */
+/* [driver] A process died: every group that has it as a member, by endpoint or address, breaks. */
 void rdti_groups_on_death(struct rdti_groups *groups, const struct rdti_obituary *news);
 /* [driver] A process left: receives that wait for it end, and receives from any source if no other
  * member is left. */

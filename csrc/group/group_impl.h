@@ -42,8 +42,8 @@ struct rdt_group {
     char *job_id;
     _Atomic uint64_t timeout_ns;
     _Atomic uint64_t sequence; /* of the last collective; 0: there was none */
-    rdt_blob_fn blob;
-    void *blob_arg;
+    rdt_address_fn address;
+    void *address_arg;
     uint32_t opened; /* members with an endpoint */
     enum rdti_group_state state;
     struct rdt_error error;     /* how operations end, unless it is LIVE */

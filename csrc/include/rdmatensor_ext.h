@@ -114,9 +114,9 @@ RDT_API void rdt_group_release(rdt_group *group);
 
 RDT_API rdt_context *rdt_group_context(rdt_group *group);
 
-/* The endpoint of a member, opened at first use and owned by the group. May wait for its blob.
+/* The endpoint of a member, opened at first use and owned by the group. May wait for its address.
  * RDT_EINVAL: no other member has this rank. RDT_EAGAIN: called from a task, and it is not open.
- * Else the error of the blob function, rdt_endpoint_open() or rdt_group_error(). */
+ * Else the error of the address function, rdt_endpoint_open() or rdt_group_error(). */
 RDT_API RDT_NODISCARD rdt_status rdt_group_endpoint(rdt_group *group, uint32_t rank,
                                                     rdt_endpoint **out, struct rdt_error *err);
 

@@ -11,10 +11,10 @@
 
 /* The group asks for a member's address when it first needs the member. */
 static rdt_status
-blob_of(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap, size_t *len_out,
-        struct rdt_error *err)
+address_of(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap, size_t *len_out,
+           struct rdt_error *err)
 {
-    struct notice *notice = &((struct board *)arg)->blobs[rank];
+    struct notice *notice = &((struct board *)arg)->addresses[rank];
     const uint8_t *bytes = notice_wait(notice);
 
     (void)timeout_ns;
@@ -37,8 +37,8 @@ work(struct board *board, uint32_t rank, uint32_t ranks)
         .name = "all",
         .job_id = "example",
         .timeout_ns = TIMEOUT_NS,
-        .blob = blob_of,
-        .blob_arg = board,
+        .address = address_of,
+        .address_arg = board,
     };
     const double want = ranks * (ranks + 1) / 2.0;
     rdt_transfer *transfer;

@@ -18,7 +18,7 @@
 #include <rdmatensor.h>
 
 #define RANKS_MAX 16
-#define BOARD_BYTES RDT_BLOB_MAX_BYTES
+#define BOARD_BYTES RDT_ADDRESS_MAX_BYTES
 #define TIMEOUT_NS (UINT64_C(10) * 1000000000)
 
 struct notice {
@@ -27,9 +27,9 @@ struct notice {
     uint8_t bytes[BOARD_BYTES];
 };
 
-/* Shared by the processes. Rank i writes blobs[i], and regions[i] where others write to it. */
+/* Shared by the processes. Rank i writes addresses[i], and regions[i] where others write to it. */
 struct board {
-    struct notice blobs[RANKS_MAX];
+    struct notice addresses[RANKS_MAX];
     struct notice regions[RANKS_MAX];
 };
 
@@ -70,7 +70,7 @@ context_open(struct board *board, uint32_t rank)
 {
     static const uint8_t secret[] = "not for production";
     const struct rdt_context_opts opts = {.struct_size = sizeof(opts), .timeout_ns = TIMEOUT_NS};
-    struct notice *mine = &board->blobs[rank];
+    struct notice *mine = &board->addresses[rank];
     rdt_context *ctx;
     struct rdt_error err;
     size_t len_bytes;
@@ -78,8 +78,8 @@ context_open(struct board *board, uint32_t rank)
     check(rdt_context_open(&opts, &ctx, &err), &err, "rdt_context_open");
     check(rdt_context_add_job(ctx, "example", secret, sizeof(secret), 0, (int32_t)rank, &err), &err,
           "rdt_context_add_job");
-    check(rdt_context_blob(ctx, mine->bytes, sizeof(mine->bytes), &len_bytes, &err), &err,
-          "rdt_context_blob");
+    check(rdt_context_address(ctx, mine->bytes, sizeof(mine->bytes), &len_bytes, &err), &err,
+          "rdt_context_address");
     notice_post(mine, len_bytes);
     return ctx;
 }
@@ -91,11 +91,11 @@ endpoint_open(rdt_context *ctx, struct board *board, uint32_t peer)
     const struct rdt_endpoint_opts opts = {.struct_size = sizeof(opts),
                                            .peer_rank = (int32_t)peer,
                                            .job_id = "example"};
-    const uint8_t *blob = notice_wait(&board->blobs[peer]);
+    const uint8_t *address = notice_wait(&board->addresses[peer]);
     rdt_endpoint *ep;
     struct rdt_error err;
 
-    check(rdt_endpoint_open(ctx, blob, board->blobs[peer].len_bytes, &opts, &ep, &err), &err,
+    check(rdt_endpoint_open(ctx, address, board->addresses[peer].len_bytes, &opts, &ep, &err), &err,
           "rdt_endpoint_open");
     check(rdt_endpoint_wait_ready(ep, RDT_TIMEOUT_DEFAULT, &err), &err, "rdt_endpoint_wait_ready");
     return ep;

@@ -40,7 +40,7 @@ SLICE_NS = 100_000_000
 
 RAISE_FLAG: CData = ffi.addressof(lib, "rdtpy_raise_flag")
 RING: CData = ffi.addressof(lib, "rdtpy_ring")
-GIVE_BLOB: CData = ffi.addressof(lib, "rdtpy_give_blob")
+GIVE_ADDRESS: CData = ffi.addressof(lib, "rdtpy_give_address")
 
 _CLASSES: dict[int, type[errors.RdmaTensorError]] = {
     lib.RDT_EINVAL: errors.InvalidArgumentError,

@@ -24,8 +24,8 @@ MODULE_NAME = "rdmatensor._rdmatensor_cffi"
 GLUE_DECLARATIONS = """
 void rdtpy_raise_flag(void *flag);
 void rdtpy_ring(void *event_fd);
-struct rdtpy_blobs { uint32_t count; const uint8_t *const *bytes; const size_t *len_bytes; };
-rdt_status rdtpy_give_blob(void *blobs, uint32_t rank, uint64_t timeout_ns, uint8_t *buf,
+struct rdtpy_addresses { uint32_t count; const uint8_t *const *bytes; const size_t *len_bytes; };
+rdt_status rdtpy_give_address(void *addresses, uint32_t rank, uint64_t timeout_ns, uint8_t *buf,
                            size_t cap, size_t *len_out, struct rdt_error *err);
 """
 GLUE = """
@@ -33,7 +33,7 @@ GLUE = """
 #include <string.h>
 #include <sys/eventfd.h>
 
-struct rdtpy_blobs { uint32_t count; const uint8_t *const *bytes; const size_t *len_bytes; };
+struct rdtpy_addresses { uint32_t count; const uint8_t *const *bytes; const size_t *len_bytes; };
 
 /* Release; partner: Python reads the flag in a later call, after which it drops the memory. */
 static void
@@ -49,27 +49,27 @@ rdtpy_ring(void *event_fd)
     (void)eventfd_write((int)(intptr_t)event_fd, 1);
 }
 
-/* An rdt_blob_fn over blobs that were fetched before the group was made. */
+/* An rdt_address_fn over addresses that were fetched before the group was made. */
 static rdt_status
-rdtpy_give_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap,
+rdtpy_give_address(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap,
                 size_t *len_out, struct rdt_error *err)
 {
-    const struct rdtpy_blobs *blobs = arg;
+    const struct rdtpy_addresses *addresses = arg;
 
     (void)timeout_ns;
-    if (rank >= blobs->count || blobs->len_bytes[rank] > cap) {
+    if (rank >= addresses->count || addresses->len_bytes[rank] > cap) {
         if (err != NULL) {
             memset(err, 0, sizeof(*err));
             err->status = RDT_EINVAL;
             err->peer_rank = RDT_RANK_UNKNOWN;
             (void)snprintf(err->message, sizeof(err->message),
-                           "the blob of rank %u of %u does not fit %zu bytes", (unsigned)rank,
-                           (unsigned)blobs->count, cap);
+                           "the address of rank %u of %u does not fit %zu bytes", (unsigned)rank,
+                           (unsigned)addresses->count, cap);
         }
         return RDT_EINVAL;
     }
-    memcpy(buf, blobs->bytes[rank], blobs->len_bytes[rank]);
-    *len_out = blobs->len_bytes[rank];
+    memcpy(buf, addresses->bytes[rank], addresses->len_bytes[rank]);
+    *len_out = addresses->len_bytes[rank];
     return RDT_OK;
 }
 """

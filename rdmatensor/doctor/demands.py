@@ -85,11 +85,16 @@ def _sum(settings: Settings) -> None:
         contexts = [stack.enter_context(Context(chosen)) for _ in tensors]
         for rank, context in enumerate(contexts):
             context.add_job(_JOB, secret, rank=rank)
-        blobs = [context.address for context in contexts]
+        addresses = [context.address for context in contexts]
         groups = [
             stack.enter_context(
                 Group(
-                    context._core, name=_JOB, job=_JOB, members=[0, 1], rank=rank, blobs=blobs,
+                    context._core,
+                    name=_JOB,
+                    job=_JOB,
+                    members=[0, 1],
+                    rank=rank,
+                    addresses=addresses,
                     timeout_s=DEADLINE_S,
                 )
             )

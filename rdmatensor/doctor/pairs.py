@@ -152,7 +152,7 @@ class Hello:
 
     error: str = ""
     has_secret: bool = False
-    blob: str = ""
+    address: str = ""
     region: str = ""
 
     def encode(self) -> str:
@@ -164,8 +164,8 @@ class Hello:
         """Read the result of encode(); ProtocolError for anything else."""
         try:
             hello = Hello(**json.loads(text))
-            _texts(hello.error, hello.blob, hello.region)
-            bytes.fromhex(hello.blob)
+            _texts(hello.error, hello.address, hello.region)
+            bytes.fromhex(hello.address)
         except (TypeError, ValueError, RecursionError) as error:
             raise refused(f"a rank's first words cannot be read ({error!r})") from error
         return hello
@@ -246,8 +246,8 @@ class _Trial:
 
     def hello(self) -> Hello:
         """Return what the others need to write to this rank."""
-        blob, region = self._context.address.hex(), self._region.encode().hex()
-        return Hello(has_secret=self._has_secret, blob=blob, region=region)
+        address, region = self._context.address.hex(), self._region.encode().hex()
+        return Hello(has_secret=self._has_secret, address=address, region=region)
 
     def viable(self) -> tuple[str, ...]:
         """Return the transports that can be used here."""
@@ -274,7 +274,7 @@ class _Trial:
         region = read_region(hello.region.encode())
         try:
             endpoint = self._context.connect(
-                bytes.fromhex(hello.blob), job=self._words.job, rank=other
+                bytes.fromhex(hello.address), job=self._words.job, rank=other
             )
             endpoint.wait_ready(DEADLINE_S)
             small_s, large_s = time_writes(endpoint, self._source, region)

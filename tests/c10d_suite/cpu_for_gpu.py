@@ -85,7 +85,7 @@ def _replace_cuda() -> None:
 
 
 def install() -> None:
-    """Change this process and those that it forks, for good; before the suite is imported."""
+    """Change this process and those that it forks, permanently; before the suite is imported."""
     _replace_skips()
     _replace_placement()
     _replace_cuda()

@@ -1,4 +1,4 @@
-"""How tests ended, and what that means beside what Gloo passed."""
+"""How tests ended, and what that means next to what Gloo passed."""
 
 from __future__ import annotations
 

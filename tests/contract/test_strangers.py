@@ -62,10 +62,10 @@ def greeting(settings: Settings) -> bytes:
         member.add_job(rank=0)
         with Context(settings) as gone:
             gone.add_job(rank=1)
-            blob, where = gone.address, _listening(gone)
+            address, where = gone.address, _listening(gone)
         with socket.create_server(where) as listener:
             listener.settimeout(5)
-            with member.connect(blob, rank=1):
+            with member.connect(address, rank=1):
                 connection, _ = listener.accept()
                 with connection:
                     connection.settimeout(5)
@@ -115,7 +115,7 @@ def _read_all(stranger: socket.socket) -> bytes:
 
 
 def test_a_client_that_cannot_prove_itself_gets_no_region_and_no_answer(pair: Pair) -> None:
-    """It knows everything that is public: the blob, the job's name, the version."""
+    """It knows everything that is public: the address, the job's name, the version."""
     dst = pair.right.zeros(8, "uint8")
     region = pair.right.export(dst)
     stranger_settings = replace(pair.left.settings, secret=b"guessed")

@@ -104,9 +104,9 @@ def test_a_rank_that_does_not_verify_is_refused(checked: Settings) -> None:
     with Context(checked) as left, Context(replace(checked, verify="off")) as right:
         left.add_job(rank=0)
         right.add_job(rank=1)
-        for context, blob, rank in ((left, right.address, 1), (right, left.address, 0)):
+        for context, address, rank in ((left, right.address, 1), (right, left.address, 0)):
             with pytest.raises(MismatchError, match="rank 0 sums its payload and rank 1 does not"):
-                context.connect(blob, rank=rank)
+                context.connect(address, rank=rank)
 
 
 def test_another_sum_is_refused() -> None:

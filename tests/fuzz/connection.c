@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A connection to a real context, from the first byte on: its doors, the handshake, the frames of
- * the side channel, a lane's stream and the mailbox behind it. The first byte says how far an
+ * the side channel, a lane's stream and the mailbox after it. The first byte says how far an
  * honest set-up goes before the input is heard, over which socket, and whether payloads are summed;
  * what follows are records:
  *

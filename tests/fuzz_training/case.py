@@ -58,7 +58,7 @@ FEATURES: Mapping[str, tuple[int, tuple[Any, ...]]] = {
     "each_analyzes": (15, (True,)),
     "static_graph": (8, (True,)),
     "comm_hook": (8, ("allreduce", "fp16")),
-    "usual_births": (25, (True,)),  # small gradients are not born in DDP's buckets
+    "usual_births": (25, (True,)),  # small gradients are not allocated in DDP's buckets
 }
 ONLY_DDP = frozenset({"static_graph", "comm_hook", "usual_births"})
 ONLY_PLAN = frozenset({"each_analyzes"})

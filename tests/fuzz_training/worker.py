@@ -26,7 +26,7 @@ from tests.fuzz_training.wraps import ByHand, Inputs, Planned, Trained
 GROUP_TIMEOUT = timedelta(seconds=20)
 ORACLE_TIMEOUT = timedelta(seconds=60)  # also of a rank that captures a graph meanwhile
 USUAL_LEAST_BYTES = rdmatensor._torch.ddp.gradients.LEAST_BYTES
-LEAST_BYTES = 4  # in most cases gradients of any size are born in DDP's buckets
+LEAST_BYTES = 4  # in most cases gradients of any size are allocated in DDP's buckets
 
 
 @dataclass

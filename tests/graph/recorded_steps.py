@@ -1,4 +1,4 @@
-"""What ranks record of small steps, random ones too, and plans of graphs to hold beside them."""
+"""What ranks record of small steps, random ones too, and plans of graphs to hold next to them."""
 
 from hypothesis import strategies as st
 

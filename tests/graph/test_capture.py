@@ -286,7 +286,7 @@ def test_the_model_is_left_as_it_was() -> None:
 
 
 def test_lstm_still_runs_after_capture() -> None:
-    """nn.LSTM keeps a list of its weights beside the parameters; capture must not spoil it."""
+    """nn.LSTM keeps a list of its weights next to the parameters; capture must not spoil it."""
     model, inputs = lstm()
     expected = model(*inputs)
     analyze(model, inputs, strategy=DataParallel(2))

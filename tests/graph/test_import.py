@@ -38,7 +38,7 @@ def test_import_loads_neither_torch_nor_rdmatensor() -> None:
 
 
 def test_import_is_fast() -> None:
-    """In CPU time, beside torch, which it must not import; a thirtieth of it on an idle machine."""
+    """In CPU time, next to torch, which it must not import; 1/30 of it on an idle machine."""
 
     def cpu_s(module: str) -> float:
         code = (

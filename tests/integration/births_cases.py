@@ -1,4 +1,4 @@
-"""Scripts whose gradients are born in their buckets: models, and what a step of each does."""
+"""Scripts whose gradients are allocated in their buckets: models, and what a step of each does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 STEPS = 8
 WIDTH = 128
-SMALL_BYTES = 32 * 1024  # gradients that are smaller are not born in their buckets
+SMALL_BYTES = 32 * 1024  # gradients that are smaller are not allocated in their buckets
 
 
 class Moves(TorchDispatchMode):

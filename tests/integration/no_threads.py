@@ -18,7 +18,7 @@ _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EAGAIN
 
 
 def forbid_threads() -> None:
-    """From now on, clone() of this process and its children fails with EAGAIN; for good."""
+    """From now on, clone() of this process and its children fails with EAGAIN; permanently."""
     program = [
         (_LOAD_NUMBER, 0, 0, 0),
         (_JUMP_IF_EQUAL, 2, 0, _CLONE),

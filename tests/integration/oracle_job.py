@@ -1,6 +1,6 @@
 """Run the same script on Gloo and on this backend, in one process, and compare what it returns.
 
-A job of ranks runs many cases: for each, the default group is made anew with either backend. What
+A job of ranks runs many cases: for each, the default group is made again with either backend. What
 came of a case is written at once, so that a crash in one says which, and costs the later ones only.
 """
 
@@ -108,7 +108,7 @@ def outcome(case: Mapping[str, Any], turn: Turn) -> Results | str:
 
 
 def check_groups(backend: str) -> None:
-    """Whether it was this backend that did the work, and none beside it."""
+    """Whether it was this backend that did the work, and none next to it."""
     groups: list[Any] = list(dist.distributed_c10d._world.pg_map)
     names = {group._get_backend(CPU).name() for group in groups}
     if names != {backend}:

@@ -1,4 +1,4 @@
-"""A mesh of two axes, 2 x 2: sub-groups beside and over each other."""
+"""A mesh of two axes, 2 x 2: sub-groups next to and over each other."""
 
 from __future__ import annotations
 

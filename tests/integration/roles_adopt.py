@@ -221,7 +221,7 @@ def named(kind: str, *layers: nn.Module) -> nn.Module:
 def trained(
     module: nn.Module, x: torch.Tensor, *, is_anew: bool = True, **mode: bool
 ) -> DistributedDataParallel:
-    """With its gradients as they are after two steps: the buckets are made anew between them."""
+    """With its gradients as they are after two steps: the buckets are made again between them."""
     wrapped = DistributedDataParallel(module, **mode)
     for _ in range(2):
         wrapped.zero_grad(set_to_none=is_anew)

@@ -1,4 +1,4 @@
-"""Gradients of DistributedDataParallel that are born in their buckets, seen from a rank."""
+"""Gradients of DistributedDataParallel that are allocated in their buckets, seen from a rank."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def without(rank: int, world: int) -> dict[str, Any]:
                 parameter = run.module.module[0].weight
         del run
         gc.collect()
-        if group is None:  # the module that remains, wrapped anew
+        if group is None:  # the module that remains, wrapped again
             bare = mlp()
             bare[0].weight.requires_grad_(False)  # type: ignore[union-attr, operator]
             with running(Case(lambda bare=bare: bare), None, rank) as run:
@@ -147,7 +147,7 @@ def without(rank: int, world: int) -> dict[str, Any]:
 
 
 def mixed(rank: int, world: int) -> dict[str, Any]:
-    """Gradients that are sparse, ignored, or in no bucket of the arena, beside others."""
+    """Gradients that are sparse, ignored, or in no bucket of the arena, next to others."""
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     model = nn.Sequential(nn.Embedding(50, WIDTH, sparse=True), nn.Linear(WIDTH, WIDTH))
     module = DistributedDataParallel(model, gradient_as_bucket_view=True)

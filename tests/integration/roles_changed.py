@@ -156,7 +156,7 @@ def _by_schedules(name: str, rank: int, world: int, group: Any) -> list[dict[str
 
 
 def _by_eval(rank: int, world: int, group: Any) -> list[dict[str, Any]]:
-    """One schedule: after eval(), torch asks for the shapes anew."""
+    """One schedule: after eval(), torch asks for the shapes again."""
     schedule, module = roles_pipeline.schedule_of("1F1B", rank, world, group)
     done = []
     for step, rows in enumerate(ROWS_OF_STEPS):

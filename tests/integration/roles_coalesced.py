@@ -1,4 +1,4 @@
-"""Coalesced collectives beside the same ones alone: equal bits, in fewer writes."""
+"""Coalesced collectives next to the same ones alone: equal bits, in fewer writes."""
 
 from __future__ import annotations
 

@@ -326,7 +326,7 @@ def two_threads_wait(rank: int, world: int, *, what: str) -> dict[str, object]:
 
 
 def a_wait_beside_a_stopped_rank(rank: int, world: int) -> dict[str, str]:
-    """Rank 0 waits less long than its group would, beside ranks of which one is stopped."""
+    """Rank 0 waits less long than its group would, next to ranks of which one is stopped."""
     dist.init_process_group("rdmatensor", timeout=LONG)
     total = torch.ones(1 << 20)
     dist.all_reduce(total)

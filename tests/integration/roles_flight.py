@@ -89,9 +89,9 @@ def stayed_away(rank: int, world: int) -> dict[str, Any]:
     """The last rank ends each group where the others wait for it; rank 0 has sent more."""
     dist.init_process_group("rdmatensor", timeout=LONG)
     found: dict[str, Any] = {}
-    for how in ("alone", "beside messages", "coalesced"):
+    for how in ("alone", "next to messages", "coalesced"):
         group: Any = dist.new_group()
-        for _ in range(3 if how == "beside messages" else 0):
+        for _ in range(3 if how == "next to messages" else 0):
             if rank == 0:
                 dist.send(torch.ones(3), world - 1, group=group)
             if rank == world - 1:

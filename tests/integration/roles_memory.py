@@ -176,7 +176,7 @@ def dropped(rank: int, world: int) -> list[bool]:
 
 
 def without_work(rank: int, world: int) -> dict[str, object]:
-    """A collective whose Work is refused, beside a rank that is silent; the errors of two."""
+    """A collective whose Work is refused, next to a rank that is silent; the errors of two."""
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     tensor = torch.ones(1 << 22)
     dist.all_reduce(tensor)

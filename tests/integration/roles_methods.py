@@ -1,4 +1,4 @@
-"""Methods of c10d::Backend beside the collectives: pending work, errors, numbers, large tensors."""
+"""Methods of c10d::Backend but the collectives: pending work, errors, numbers, large tensors."""
 
 from __future__ import annotations
 
@@ -273,12 +273,12 @@ def hooked(rank: int, world: int) -> dict[str, object]:
         "twice": with_twice,
         "kept": kept.is_completed(),
         "begun_s": begun_s,  # before the call of the all_gather
-        "left_s": left_s,  # and behind it
+        "left_s": left_s,  # and after it
     }
 
 
 def slow_hook(rank: int, world: int) -> dict[str, object]:
-    """A hook that takes longer than the finisher waits; a receive that is given up beside it."""
+    """A hook that takes longer than the finisher waits; a receive that is given up next to it."""
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     numbers: list[int] = []
     inside, most_inside = 0, 0
@@ -329,7 +329,7 @@ def timed(rank: int, world: int) -> dict[str, object]:
     found = {
         "texts": texts,
         "begun_s": begun_s,  # before its call
-        "left_s": left_s,  # and behind it
+        "left_s": left_s,  # and after it
         "waited_until_s": time.monotonic(),
         "took_ms": work._get_duration(),
     }

@@ -40,7 +40,7 @@ libc.malloc.restype = ctypes.c_void_p
 
 
 def held() -> dict[str, int]:
-    """Return what this process holds; objects of Python's have memory beside the heap."""
+    """Return what this process holds; objects of Python's have memory next to the heap."""
     gc.collect()
     rollup = (SELF / "smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
     kib = {line.split(":")[0]: int(line.split()[1]) for line in rollup}

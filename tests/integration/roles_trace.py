@@ -1,4 +1,4 @@
-"""Transfers beside what torch.profiler saw, from a rank."""
+"""Transfers next to what torch.profiler saw, from a rank."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ import zoo  # needs the line above
 from zoo.scaled import SCALED, Made
 
 TIMEOUT = timedelta(seconds=300)
-STEPS = 3  # the buckets are made anew after the first one
+STEPS = 3  # the buckets are made again after the first one
 _BROADCAST = 1  # RDT_COLL_BROADCAST
 _SIZES = ((2, 8), (5, 6), (3, 7))  # batch and length of each step, where the plan leaves them open
 _MOST = {"tokens": {0: Dim("batch", min=2, max=8), 1: Dim("length", min=4, max=32)}}

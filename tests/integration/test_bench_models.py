@@ -241,7 +241,7 @@ def test_a_plan_holds_no_second_copy_of_the_gradients(
         )
     planned, copied = (min(values) for values in zip(*found, strict=True))
     assert planned < 2.4, found
-    assert copied > 2.6, found  # DDP's buckets beside them: a second copy shows
+    assert copied > 2.6, found  # DDP's buckets next to them: a second copy shows
     arena = (number(large[0], "arena_bytes") - number(small[0], "arena_bytes")) / more
     assert arena == pytest.approx(1.0, abs=0.15)
 

@@ -1,4 +1,4 @@
-"""DistributedDataParallel's gradients are born in their buckets, and nothing else changes."""
+"""DistributedDataParallel's gradients are allocated in their buckets, and nothing else changes."""
 
 from __future__ import annotations
 

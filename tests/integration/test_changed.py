@@ -1,4 +1,4 @@
-"""A step that changes is noticed at once: it is planned anew, or an error says how it differs."""
+"""A step that changes is noticed at once: it is planned again, or an error says how it differs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS_OF_LENGTHS = 6  # of roles_changed.py
 
 
 def test_a_planned_model_takes_batches_of_any_length(tmp_path: Path) -> None:
-    """Its gradients have the shapes that they had, and are born in their places all the same."""
+    """Its gradients have the shapes that they had, and are allocated in their places."""
     ranks = jobs.results(jobs.run("roles_changed:lengths", 2, tmp_path, timeout_s=START_S))
     assert ranks[0]["bits"] == ranks[1]["bits"]
     for rank in ranks:

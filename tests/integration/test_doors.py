@@ -1,6 +1,6 @@
-"""Names under which a group is opened, what its memory is, and doors beside torch's closed ones.
+"""Names under which a group is opened, what its memory is, and doors next to torch's closed ones.
 
-Groups of one rank, in this process: what is asked here hangs on no peer.
+Groups of one rank, in this process: what is asked here depends on no peer.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def step_of(backend: Any) -> list[int]:
 
 
 def test_buffers_of_a_step_come_back_at_the_same_addresses() -> None:
-    rdmatensor.default_context().close()  # the next one begins to count anew
+    rdmatensor.default_context().close()  # the next one begins to count again
     with opened("rdmatensor") as group:
         backend = group._get_backend(CPU)
         assert backend.supports_tensor_alloc(CPU)

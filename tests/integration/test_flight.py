@@ -51,7 +51,7 @@ def test_one_number_names_a_collective_everywhere(transport: str, tmp_path: Path
     )
 
     for rank in ranks[:2]:
-        for how, words in (("alone", "#3"), ("beside messages", "#3"), ("coalesced", "#3 to #4")):
+        for how, words in (("alone", "#3"), ("next to messages", "#3"), ("coalesced", "#3 to #4")):
             found = rank.result[how]
             last = found["last"]
             said = re.search(r": all_reduce #(\d+)[:,] ", found["error"])
@@ -66,6 +66,6 @@ def test_one_number_names_a_collective_everywhere(transport: str, tmp_path: Path
             assert (again["last"]["state"], again["last"]["sequence"]) == ("failed", None)
             assert again["last"]["collectives"] == 0
             assert again["sequence_number"] == found["sequence_number"]
-    messages = [rank.result["beside messages"] for rank in ranks[:2]]
+    messages = [rank.result["next to messages"] for rank in ranks[:2]]
     assert [one["messages"] for one in messages] == [[None] * 3, []]
     assert messages[0]["last"]["number"] == messages[1]["last"]["number"] + 3

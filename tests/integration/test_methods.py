@@ -1,4 +1,4 @@
-"""Methods of c10d::Backend beside the collectives, and large tensors adopted or not."""
+"""Methods of c10d::Backend next to the collectives, and large tensors adopted or not."""
 
 from __future__ import annotations
 

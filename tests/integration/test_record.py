@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(120)
 
 def test_ddp_without_a_change_of_the_script(cases: list[dict[str, Any]]) -> None:
     for rank in (case["ddp"] for case in cases):
-        # The buckets are made anew after the first step: the second and the third are equal.
+        # The buckets are made again after the first step: the second and the third are equal.
         assert rank["states"] == ["watching"] * 2 + ["locked"] * 4
         assert rank["last"]["steps"] == 3
         assert rank["source"] == "recorded"

@@ -68,7 +68,7 @@ def test_a_group_leaves_counts_and_unread_addresses_in_the_store(tmp_path: Path)
     keys = jobs.results(jobs.run("roles_rendezvous:keys_that_stay", 3, tmp_path))[0]
 
     # A member that came before the others' addresses did may never have needed them all.
-    addresses = {"3/1/read/blob/0", *(f"3/1/blob/{rank}" for rank in range(3))}
+    addresses = {"3/1/read/address/0", *(f"3/1/address/{rank}" for rank in range(3))}
     assert sorted(set(keys) - addresses) == [f"3/arrivals/{rank}" for rank in range(3)]
 
 

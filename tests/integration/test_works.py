@@ -1,4 +1,4 @@
-"""Works, Futures, the profiler: this backend's answers beside Gloo's."""
+"""Works, Futures, the profiler: this backend's answers next to Gloo's."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """One of two hosts of the rig, whose cable or peer goes away while tensors go both ways.
 
 Usage, on both hosts: cable.py pulled|gone|killed|unequal|unloaded|bare|moved. Host 0 pulls the
-cable for a second, after which all must go on, or for good, after which both must be told who is
+cable for a second, after which all must go on, or permanently, after which both must be told who is
 not reached any more. Host 1 kills itself in mid-transfer, takes smaller packets than host 0, has no
 libibverbs, or takes its own device away: then tcp does the work and says why, or, where verbs is
-required, every rank gets an error. With two links (`moved`) RDMA goes over
-the second alone, which is cut for good in mid-transfer: the pair moves to tcp over the first, says
+required, every rank gets an error. With two links (`moved`) RDMA goes over the
+second alone, which is cut in mid-transfer and stays cut: the pair moves to tcp over the first, says
 so, and no byte differs; where verbs is required, both get the error. Each error has to come within
 what the documents promise, and ROOM_S.
 """
@@ -318,7 +318,7 @@ def work_without_verbs(why: str = "") -> None:
 
 
 def moved() -> None:
-    """RDMA is lost for good and tcp is not: all goes on; where verbs is required, nothing does."""
+    """RDMA is lost permanently, tcp is not: all goes on; where verbs is required, nothing does."""
     os.environ["RDMATENSOR_VERBS_DEVICES"] = os.environ["RIG_DEVICES"].split()[1]
     mended = Path(os.environ["RIG_SHARED"]) / "mended"
     with meet("moved", RDMATENSOR_PEER_TIMEOUT_S=str(PEER_TIMEOUT_S)) as world:

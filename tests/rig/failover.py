@@ -1,4 +1,4 @@
-"""One of two hosts of the rig that train a model, whose last RDMA link is cut in mid-run for good.
+"""One of two hosts of the rig that train a model, whose last RDMA link is cut and stays cut.
 
 Usage, on both hosts of a rig with `--links 2`: failover.py. RDMA goes over the second link alone,
 everything else over the first. The training goes on over tcp with the bits of a run that nothing

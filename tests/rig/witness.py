@@ -21,7 +21,7 @@ from pyverbs.pyverbs_error import PyverbsRDMAError
 from witness_peer import FILL, WAIT_S, Session
 from witness_pipe import Checks, Pipe, payload
 from witness_verbs import Device
-from witness_wire import Blob, Region
+from witness_wire import Address, Region
 
 JOB = "witness"
 IDLE_S = 120.0
@@ -69,7 +69,7 @@ class Witness:
         self._uuid = os.urandom(16)
         self._listener = socket.create_server((self._addr, 0))
         self._listener.settimeout(WAIT_S)
-        return {"blob": Blob(self._uuid, [self._listener.getsockname()[:2]]).encode().hex()}
+        return {"address": Address(self._uuid, [self._listener.getsockname()[:2]]).encode().hex()}
 
     def do_accept(self, is_deaf: bool) -> dict[str, object]:
         assert self._listener is not None
@@ -79,18 +79,18 @@ class Witness:
         self._begin(sock, peer, is_connector=False, is_deaf=is_deaf)
         return {}
 
-    def do_connect(self, blob: str) -> dict[str, object]:
+    def do_connect(self, address: str) -> dict[str, object]:
         self._uuid = os.urandom(16)
-        self._dial(blob)
-        return {"blob": Blob(self._uuid, []).encode().hex()}
+        self._dial(address)
+        return {"address": Address(self._uuid, []).encode().hex()}
 
-    def _dial(self, blob: str) -> None:
-        peer = Blob.decode(bytes.fromhex(blob))
+    def _dial(self, address: str) -> None:
+        peer = Address.decode(bytes.fromhex(address))
         sock = socket.create_connection(peer.addrs[0], WAIT_S)
         witness_handshake.connect(sock, self._uuid, peer.uuid, JOB, self._secret)
         self._begin(sock, peer.uuid, is_connector=True)
 
-    def do_pretend(self, blob: str) -> dict[str, object]:
+    def do_pretend(self, address: str) -> dict[str, object]:
         """Be in both roles one who does not know the secret: nothing must be given away."""
         assert self._listener is not None
         sock, _ = self._listener.accept()
@@ -98,7 +98,7 @@ class Witness:
         self._checks.same(got, b"", "a listener without the secret hears nothing more")
         sock.close()
         self._listener.close()
-        peer = Blob.decode(bytes.fromhex(blob))
+        peer = Address.decode(bytes.fromhex(address))
         with socket.create_connection(peer.addrs[0], WAIT_S) as sock:
             said = witness_handshake.pretend_to_connect(sock, os.urandom(16), peer.uuid, JOB)
         self._checks.that("refused: status" in said, f"a connector without it is {said}", said)
@@ -210,14 +210,21 @@ class Witness:
         return {}
 
     def do_intrude(
-        self, blob: str, region: str, verb: str, key: str, at: int, what: str, piece: bool = False
+        self,
+        address: str,
+        region: str,
+        verb: str,
+        key: str,
+        at: int,
+        what: str,
+        piece: bool = False,
     ) -> dict[str, object]:
         """Do what a key does not allow, on QPs of its own, which it ends.
 
         at: offset in the region, or, where `piece`, from the end of the piece that the key opens.
         """
         self._uuid = os.urandom(16)
-        self._dial(blob)
+        self._dial(address)
         peer, target = self._peer, Region.decode(bytes.fromhex(region))
         access = {"write": wire.MAY_WRITE, "read": wire.MAY_READ}[key]
         addr, rkey = peer.reach(target, 0, access)

@@ -154,7 +154,7 @@ def system_version() -> str:
 
 
 def beside(job: Job, endpoint: Any) -> None:
-    """Use pyverbs in this process beside the library: the same bytes, registered by each.
+    """Use pyverbs in this process next to the library: the same bytes, registered by each.
 
     pyverbs.md tells users to. Debian's pyverbs is for Debian's Python version only.
     """
@@ -218,9 +218,9 @@ def exchange(job: Job, endpoint: Any, role: str) -> None:
 
 def strangers(job: Job) -> None:
     """Let the witness come without the secret, as listener and as connector."""
-    blob = bytes.fromhex(job.ask("listen")["blob"])
-    job.tell("pretend", blob=job.context.address.hex())
-    with job.context.connect(blob, job="witness", timeout_s=WAIT_S) as endpoint:
+    address = bytes.fromhex(job.ask("listen")["address"])
+    job.tell("pretend", address=job.context.address.hex())
+    with job.context.connect(address, job="witness", timeout_s=WAIT_S) as endpoint:
         try:
             endpoint.wait_ready(timeout_s=WAIT_S)
         except AuthenticationError as error:
@@ -232,23 +232,23 @@ def strangers(job: Job) -> None:
 
 def both_roles(job: Job) -> None:
     """Connect to the witness, then let it connect; each side leaves first once."""
-    blob = bytes.fromhex(job.ask("listen")["blob"])
+    address = bytes.fromhex(job.ask("listen")["address"])
     job.tell("accept", is_deaf=True)
-    with job.context.connect(blob, job="witness", timeout_s=WAIT_S) as endpoint:
+    with job.context.connect(address, job="witness", timeout_s=WAIT_S) as endpoint:
         endpoint.wait_ready(timeout_s=WAIT_S)
         job.answer()
         exchange(job, endpoint, "listener")
         job.tell("left")
     job.answer()
-    blob = bytes.fromhex(job.ask("connect", blob=job.context.address.hex())["blob"])
-    with job.context.connect(blob, job="witness", timeout_s=WAIT_S) as endpoint:
+    address = bytes.fromhex(job.ask("connect", address=job.context.address.hex())["address"])
+    with job.context.connect(address, job="witness", timeout_s=WAIT_S) as endpoint:
         endpoint.wait_ready(timeout_s=WAIT_S)
         exchange(job, endpoint, "connector")
         no_sharing(job)
         if f"{sys.version_info[0]}.{sys.version_info[1]}" == system_version():
             beside(job, endpoint)
         else:
-            print("library: left out: pyverbs beside it, which is for another Python", flush=True)
+            print("library: left out: pyverbs next to it, which is for another Python", flush=True)
         job.ask("leave")
         try:
             endpoint.wait_notify(timeout_s=WAIT_S)
@@ -263,7 +263,7 @@ def intrusions(job: Job) -> None:
     arena = job.context.empty((4096,), "uint8")
     arena[:] = MARK
     with job.context.register(middle) as registered:
-        ours = {"blob": job.context.address.hex(), "region": described(registered.export())}
+        ours = {"address": job.context.address.hex(), "region": described(registered.export())}
         in_arena = {**ours, "region": described(job.context.export(arena))}
         tries: tuple[dict[str, object], ...] = (
             {**ours, "verb": "read", "key": "write", "at": 0, "what": "reading with a write key"},

@@ -29,7 +29,7 @@ NOTIFY_RESTOCKED = 0xFFF20000
 NOTIFY_USER = 0xFFF40000  # 0xfff, then 01, then 18 bits of the user's
 
 _HEAD = struct.Struct("<4sHH")
-_BLOB = struct.Struct("<8s16s16s16sI64sI")
+_ADDRESS = struct.Struct("<8s16s16s16sI64sI")
 _ADDR = struct.Struct("<BBHI16s")
 _HELLO = struct.Struct("<8s16s64s16s16s32sIiIII")
 _CHALLENGE = struct.Struct("<8s16s16s32sIiIII32s")
@@ -74,11 +74,11 @@ def text(raw: bytes) -> str:
     return value.decode(errors="replace")
 
 
-# ---- The address blob ----------------------------------------------------------------------------
+# ---- The address ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Blob:
+class Address:
     """Where a process listens: its uuid and IPv4 or IPv6 addresses with ports."""
 
     uuid: bytes
@@ -86,27 +86,27 @@ class Blob:
 
     def encode(self) -> bytes:
         """Another host's by its hint, no Unix socket: what is left is the way over the network."""
-        size_bytes = _BLOB.size + _ADDR.size * len(self.addrs)
-        fixed = _BLOB.pack(
+        size_bytes = _ADDRESS.size + _ADDR.size * len(self.addrs)
+        fixed = _ADDRESS.pack(
             head(b"RDTB", size_bytes), b"witness", self.uuid, bytes(16), 0, b"", len(self.addrs)
         )
         return fixed + b"".join(_pack_addr(*addr) for addr in self.addrs)
 
     @staticmethod
-    def decode(raw: bytes) -> Blob:
-        """Read a blob; scope ids are those of link-local addresses, which are not published."""
-        require(len(raw) >= _BLOB.size, f"a blob of {len(raw)} bytes")
-        _, version, uuid, _, _, unix_name, count = _BLOB.unpack(raw[: _BLOB.size])
-        check_head(raw, b"RDTB", _BLOB.size + _ADDR.size * count)
+    def decode(raw: bytes) -> Address:
+        """Read an address; scope ids are those of link-local addresses, which are not published."""
+        require(len(raw) >= _ADDRESS.size, f"an address of {len(raw)} bytes")
+        _, version, uuid, _, _, unix_name, count = _ADDRESS.unpack(raw[: _ADDRESS.size])
+        check_head(raw, b"RDTB", _ADDRESS.size + _ADDR.size * count)
         text(version), text(unix_name)
         addrs = []
-        for entry in _ADDR.iter_unpack(raw[_BLOB.size :]):
+        for entry in _ADDR.iter_unpack(raw[_ADDRESS.size :]):
             family, is_loopback, port, scope_id, addr = entry
             require(family in (4, 6) and is_loopback < 2 and port > 0 and scope_id == 0, str(entry))
             require(family == 6 or addr[4:] == bytes(12), f"fillers of an IPv4 address: {addr!r}")
             if not is_loopback:
                 addrs.append((str(ipaddress.ip_address(addr[: 4 if family == 4 else 16])), port))
-        return Blob(uuid, addrs)
+        return Address(uuid, addrs)
 
 
 def _pack_addr(host: str, port: int) -> bytes:

@@ -81,7 +81,7 @@ class Sanitizer:
 
 SANITIZERS = {
     "asan": Sanitizer(
-        # libstdc++ stands behind it, or it does not find what throws: Python brings none along.
+        # libstdc++ stands after it, or it does not find what throws: Python brings none along.
         preload=("libasan.so", "libstdc++.so.6"),
         environment={
             "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1:fast_unwind_on_malloc=1"

@@ -136,7 +136,7 @@ find_mr(const struct sim_qp *qp, uint32_t key, uint64_t addr, uint64_t len_bytes
 }
 
 /* A device's stores, as a CPU that looks at the memory meanwhile sees them. In order: all bytes,
- * behind them the last word, if it is aligned. Pieces that come in any order are looked at by
+ * after them the last word, if it is aligned. Pieces that come in any order are looked at by
  * whoever must not, so that the stores are atomic to be no race: what is read is wrong all the
  * same. */
 static void

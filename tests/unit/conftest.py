@@ -1,4 +1,4 @@
-"""Makes the helper modules beside the tests importable, whatever pytest's import mode."""
+"""Makes the helper modules next to the tests importable, whatever pytest's import mode."""
 
 import sys
 from pathlib import Path

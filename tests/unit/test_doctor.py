@@ -19,7 +19,7 @@ NIC = f"{BRIDGE}/0000:01:00.0"
 
 
 def acs_config(control: int) -> bytes:
-    """A PCI configuration space: one other extended capability, and ACS behind it."""
+    """A PCI configuration space: one other extended capability, and ACS after it."""
     config = bytearray(0x200)
     struct.pack_into("<I", config, 0x100, 0x140 << 20 | 1 << 16 | 0x0001)
     struct.pack_into("<IHH", config, 0x140, 1 << 16 | 0x000D, 0x1F, control)

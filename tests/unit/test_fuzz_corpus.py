@@ -62,7 +62,7 @@ def test_every_kept_corpus_reads(path: Path) -> None:
 
 
 def test_there_is_a_corpus() -> None:
-    """Of every target: the table of codecs, the decoders beside it, and the state machines."""
+    """Of every target: the table of codecs, the decoders next to it, and the state machines."""
     codecs = re.findall(r"^ +ENTRY\((\w+),", (ROOT / "tests/c/wire/codecs.h").read_text(), re.M)
     decoder = (ROOT / "tests/fuzz/decoder.c").read_text()
     extras = re.findall(r'^ +\{"(\w+)", run_\w+, seed_\w+\},', decoder, re.M)

@@ -15,7 +15,7 @@ THREADING = (ROOT / "docs/explanation/threads.md").read_text(encoding="utf-8")
 OWNERSHIP = (ROOT / "docs/explanation/ownership.md").read_text(encoding="utf-8")
 HEADER = "".join(
     (ROOT / "csrc/include" / name).read_text(encoding="utf-8")
-    for name in ("rdmatensor.h", "rdmatensor_ext.h")
+    for name in ("rdmatensor.h", "rdmatensor_group.h", "rdmatensor_ext.h")
 )
 BOTH = pytest.mark.parametrize("document", [THREADING, OWNERSHIP], ids=["threading", "ownership"])
 

@@ -196,7 +196,7 @@ def test_close_is_idempotent_and_ends_everything(context: Context) -> None:
             call()
 
 
-def test_uuid_and_blob_differ_between_contexts(context: Context) -> None:
+def test_uuid_and_address_differ_between_contexts(context: Context) -> None:
     with Context(Settings(loopback=True)) as other:
         assert context.uuid != other.uuid
         assert context.address != other.address
@@ -210,9 +210,9 @@ def test_jobs_that_are_refused(context: Context) -> None:
         with pytest.raises(InvalidArgumentError):
             context.add_job(job, b"secret")
     context.add_job("j", b"secret")
-    for blob in (b"", b"x" * 100, context.address[:-1], context.address + b"x"):
+    for address in (b"", b"x" * 100, context.address[:-1], context.address + b"x"):
         with pytest.raises(RdmaTensorError):
-            context.connect(blob, job="j")
+            context.connect(address, job="j")
 
 
 # ---- the entry check -----------------------------------------------------------------------------

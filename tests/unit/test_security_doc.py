@@ -10,7 +10,7 @@ DOC = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 
 
 def named_files() -> list[str]:
-    """Return the paths in the text; one without a folder lies beside the one before it."""
+    """Return the paths in the text; one without a folder lies next to the one before it."""
     found: list[str] = []
     for name in re.findall(r"`([\w/.]+\.(?:c|py|md|h))`", DOC):
         folder = Path(found[-1]).parent if found and "/" not in name else Path()

@@ -26,7 +26,7 @@ def contexts() -> Iterator[tuple[Context, Context]]:
 
 @settings(deadline=None)  # a loaded machine is no finding
 @given(st.binary(max_size=1100))
-def test_random_bytes_are_no_blob(contexts: tuple[Context, Context], data: bytes) -> None:
+def test_random_bytes_are_no_address(contexts: tuple[Context, Context], data: bytes) -> None:
     ours, _ = contexts
     with pytest.raises(RdmaTensorError):
         ours.connect(data, job="job", rank=1)
@@ -34,14 +34,14 @@ def test_random_bytes_are_no_blob(contexts: tuple[Context, Context], data: bytes
 
 @settings(deadline=None)
 @given(st.integers(0, 8191), st.integers(1, 255))
-def test_a_damaged_blob_is_refused_or_leads_elsewhere(
+def test_a_damaged_address_is_refused_or_leads_elsewhere(
     contexts: tuple[Context, Context], at: int, flip: int
 ) -> None:
     ours, theirs = contexts
-    blob = bytearray(theirs.address)
-    blob[at % len(blob)] ^= flip
+    address = bytearray(theirs.address)
+    address[at % len(address)] ^= flip
     with contextlib.suppress(RdmaTensorError):
-        ours.connect(bytes(blob), job="job", rank=1).close()
+        ours.connect(bytes(address), job="job", rank=1).close()
 
 
 def judged(read: Callable[[], object]) -> tuple[object, PeerError | None]:
@@ -54,9 +54,9 @@ def judged(read: Callable[[], object]) -> tuple[object, PeerError | None]:
 
 @settings(deadline=None)
 @given(st.binary(max_size=300))
-def test_what_a_rank_stored_is_a_blob_or_a_peer_s_fault(value: bytes) -> None:
-    blob, error = judged(lambda: read_address(3, value))
-    assert isinstance(blob, bytes) or error is not None
+def test_what_a_rank_stored_is_an_address_or_a_peer_s_fault(value: bytes) -> None:
+    address, error = judged(lambda: read_address(3, value))
+    assert isinstance(address, bytes) or error is not None
     assert error is None or (error.rank == 3 and "rank 3" in str(error))
 
 

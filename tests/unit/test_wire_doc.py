@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOC = (ROOT / "docs/developer/wire.md").read_text(encoding="utf-8")
 WIRE_HEADERS = sorted((ROOT / "csrc/wire").rglob("*.h"))
-HEADERS = [ROOT / "csrc/include/rdmatensor.h", ROOT / "csrc/base/crypto.h", *WIRE_HEADERS]
+PUBLIC_HEADERS = (ROOT / "csrc/include").glob("rdmatensor*.h")
+HEADERS = [*PUBLIC_HEADERS, ROOT / "csrc/base/crypto.h", *WIRE_HEADERS]
 # Enumerations whose numbers travel; the others are names inside a process.
 WIRE_ENUMS = (
     *("RDTI_FRAME_", "RDTI_MESSAGE_", "RDTI_STREAM_", "RDTI_PATH_", "RDTI_COSTS_"),

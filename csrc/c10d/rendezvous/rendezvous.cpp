@@ -180,7 +180,7 @@ struct Rendezvous::Patience {
 };
 
 /* The members' addresses. */
-struct Rendezvous::Blobs {
+struct Rendezvous::Addresses {
     std::mutex mutex;                 /* guards the fields below; not held during a request */
     std::vector<std::string> by_rank; /* empty where not fetched yet */
     std::vector<char> is_counted;     /* by batch: this member has read all of it */
@@ -213,7 +213,7 @@ struct Rendezvous::Blobs {
 
 /* Addresses that are fetched together, and counted once. */
 struct Rendezvous::Batch {
-    std::shared_ptr<Blobs> blobs;
+    std::shared_ptr<Addresses> addresses;
     int first;
     std::vector<std::string> keys;
     std::string count;
@@ -224,23 +224,23 @@ struct Rendezvous::Batch {
     {
         const int number = first / batch_ranks;
 
-        if (blobs->has_all(number))
+        if (addresses->has_all(number))
             return true;
         if (!store.check(keys))
             return false;
-        blobs->keep(first, read_all(store, keys));
+        addresses->keep(first, read_all(store, keys));
         has_read(store, count, keys, readers);
-        blobs->note_all(number);
+        addresses->note_all(number);
         return true;
     }
     Found fetch_one(c10d::Store &store, int rank) const
     {
         const std::string &key = keys[static_cast<size_t>(rank - first)];
 
-        if (!fetch(store) && blobs->of(rank).empty() && store.check({key}))
-            blobs->keep(rank, {to_text(store.get(key))});
-        const std::string blob = blobs->of(rank);
-        return blob.empty() ? Found() : Found({blob});
+        if (!fetch(store) && addresses->of(rank).empty() && store.check({key}))
+            addresses->keep(rank, {to_text(store.get(key))});
+        const std::string address = addresses->of(rank);
+        return address.empty() ? Found() : Found({address});
     }
 };
 
@@ -254,7 +254,7 @@ Rendezvous::ask(const Patience &patience, Request request)
 Rendezvous::Rendezvous(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                        milliseconds timeout)
     : client_(std::move(store)), rank_(rank), size_(size), timeout_(bounded(timeout)),
-      blobs_(std::make_shared<Blobs>())
+      addresses_(std::make_shared<Addresses>())
 {
     /* A request on the parent's connection would be answered to the process that reads first, and
      * counted as the parent's. */
@@ -263,8 +263,8 @@ Rendezvous::Rendezvous(c10::intrusive_ptr<c10d::Store> store, int rank, int size
     TORCH_CHECK(client_.store(), "a group needs a store");
     TORCH_CHECK(rank >= 0 && rank < size, "rank ", rank, " of a group of ", size);
     check_own_settings();
-    blobs_->by_rank.resize(static_cast<size_t>(size));
-    blobs_->is_counted.resize(static_cast<size_t>((size - 1) / batch_ranks + 1));
+    addresses_->by_rank.resize(static_cast<size_t>(size));
+    addresses_->is_counted.resize(static_cast<size_t>((size - 1) / batch_ranks + 1));
     const std::string arrivals = c10::str("rdmatensor/", size, "/arrivals/", rank);
     incarnation_ = static_cast<uint32_t>(ask(patience_for(making), [arrivals](c10d::Store &asked) {
         return asked.add(arrivals, 1);
@@ -439,30 +439,30 @@ Rendezvous::agree(const Job &proposal, const std::string &secret)
 void
 Rendezvous::publish(rdt_context *context)
 {
-    std::vector<uint8_t> blob(RDT_BLOB_MAX_BYTES);
+    std::vector<uint8_t> address(RDT_ADDRESS_MAX_BYTES);
     size_t len_bytes = 0;
     rdt_error error = {};
     const rdt_status status =
-        rdt_context_blob(context, blob.data(), blob.size(), &len_bytes, &error);
+        rdt_context_address(context, address.data(), address.size(), &len_bytes, &error);
 
     if (status != RDT_OK)
         std::rethrow_exception(make_error(status, making, error));
-    blob.resize(len_bytes);
-    set(patience_for(making), key("blob", rank_), blob);
+    address.resize(len_bytes);
+    set(patience_for(making), key("address", rank_), address);
 }
 
 Rendezvous::Batch
 Rendezvous::batch_of(int rank) const
 {
     const int number = rank / batch_ranks;
-    Batch batch{.blobs = blobs_,
+    Batch batch{.addresses = addresses_,
                 .first = number * batch_ranks,
                 .keys = {},
-                .count = key(c10::str("read/blob/", number)),
+                .count = key(c10::str("read/address/", number)),
                 .readers = size_};
 
     for (int other = batch.first; other < std::min(batch.first + batch_ranks, size_); other++)
-        batch.keys.push_back(key("blob", other));
+        batch.keys.push_back(key("address", other));
     return batch;
 }
 
@@ -495,7 +495,7 @@ Rendezvous::linger(const std::function<bool()> &has_failed)
     if (rank_ != 0 || !is_store_at_rank_0_ || size_ == 1)
         return;
     const Patience patience{.call = making, .limit = linger_limit};
-    const auto is_read = [keys = keys_of_all("blob"), rest = fetch_rest()](c10d::Store &store) {
+    const auto is_read = [keys = keys_of_all("address"), rest = fetch_rest()](c10d::Store &store) {
         if (!rest(store))
             return false;
         for (size_t i = 0; i < keys.size(); i += batch_ranks)
@@ -517,20 +517,20 @@ Rendezvous::linger(const std::function<bool()> &has_failed)
 }
 
 std::string
-Rendezvous::blob_of(int rank, milliseconds timeout)
+Rendezvous::address_of(int rank, milliseconds timeout)
 {
-    const std::string known = blobs_->of(rank);
+    const std::string known = addresses_->of(rank);
     if (!known.empty()) /* the store may be gone */
         return known;
     const auto fetch = [batch = batch_of(rank), rank](c10d::Store &store) {
         return batch.fetch_one(store, rank);
     };
-    return await({key("blob", rank)}, fetch, {.call = "", .limit = timeout})[0];
+    return await({key("address", rank)}, fetch, {.call = "", .limit = timeout})[0];
 }
 
 rdt_status
-Rendezvous::fetch_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap,
-                       size_t *len_out, rdt_error *error)
+Rendezvous::fetch_address(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap,
+                          size_t *len_out, rdt_error *error)
 {
     auto *const self = static_cast<Rendezvous *>(arg);
     const auto fail = [error](rdt_status status, const std::string &message) {
@@ -541,11 +541,11 @@ Rendezvous::fetch_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *b
         const auto timeout = timeout_ns == RDT_TIMEOUT_DEFAULT
                                  ? self->timeout_
                                  : milliseconds(timeout_ns / UINT64_C(1000000));
-        const std::string blob = self->blob_of(static_cast<int>(rank), timeout);
-        if (blob.empty() || blob.size() > cap)
+        const std::string address = self->address_of(static_cast<int>(rank), timeout);
+        if (address.empty() || address.size() > cap)
             return fail(RDT_EPROTO, "the store has an address of a wrong size");
-        std::memcpy(buf, blob.data(), blob.size());
-        *len_out = blob.size();
+        std::memcpy(buf, address.data(), address.size());
+        *len_out = address.size();
         return RDT_OK;
     } catch (const pybind11::error_already_set &) {
         keep_exception(std::current_exception());

@@ -7,7 +7,7 @@
  *   rdmatensor/<size>/<incarnation>/...
  *     job          by rank 0: job, epoch, secret (unless configured), whether rank 0 hosts the
  *                  store, a random id, and the settings that all ranks must share
- *     blob/<rank>  the address of each member
+ *     address/<rank>  the address of each member
  *     <what>/<rank>  the values of everyone()
  *     read/...     how many members have read one of these; the last one deletes them
  * A group leaves behind the counts of arrivals, and addresses that some member never needed. At its
@@ -98,12 +98,12 @@ class Rendezvous final : public torch::CustomClassHolder
         if (group == nullptr)
             client_.stop_polling();
     }
-    /* An rdt_blob_fn; `arg` is the Rendezvous. */
-    static rdt_status fetch_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf,
-                                 size_t cap, size_t *len_out, rdt_error *error);
+    /* An rdt_address_fn; `arg` is the Rendezvous. */
+    static rdt_status fetch_address(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf,
+                                    size_t cap, size_t *len_out, rdt_error *error);
 
   private:
-    struct Blobs;
+    struct Addresses;
     struct Batch;
     struct Patience;
     /* The result of a request to the store, if all of it is there. */
@@ -127,7 +127,7 @@ class Rendezvous final : public torch::CustomClassHolder
     {
         return is_store_at_rank_0_ ? 0 : RDT_RANK_UNKNOWN;
     }
-    std::string blob_of(int rank, std::chrono::milliseconds timeout);
+    std::string address_of(int rank, std::chrono::milliseconds timeout);
 
     StoreClient client_;
     const int rank_;
@@ -136,7 +136,7 @@ class Rendezvous final : public torch::CustomClassHolder
     uint32_t incarnation_ = 0;
     bool is_store_at_rank_0_ = false; /* of the job; set by agree() */
     std::atomic<rdt_group *> group_{nullptr};
-    const std::shared_ptr<Blobs> blobs_; /* shared with the requests that fetch them */
+    const std::shared_ptr<Addresses> addresses_; /* shared with the requests that fetch them */
 };
 
 /* `bytes` random bytes of the operating system. */

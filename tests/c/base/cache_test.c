@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The last cache's size, beside what the kernel says of it. */
+ * The last cache's size, next to what the kernel says of it. */
 #include "base/memory/cache.h"
 
 #include <sched.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * rdti_copy_blocks(): every byte of every block and no byte beside them, for all ways to store. */
+ * rdti_copy_blocks(): every byte of every block and no byte next to them, for all ways to store. */
 #include "harness.h"
 
 #include "base/memory/copy.h"

@@ -20,7 +20,7 @@ pattern(size_t i)
     return (uint8_t)(i * 131 + (i >> 8) * 7 + (i >> 16) * 29 + 1);
 }
 
-/* Copy and check the bytes and that nothing beside them changed. */
+/* Copy and check the bytes and that nothing next to them changed. */
 static void
 check_copy(uint8_t *dst_base, uint8_t *src_base, size_t dst_shift, size_t src_shift,
            size_t len_bytes, enum rdti_copy_kind kind)
@@ -34,7 +34,7 @@ check_copy(uint8_t *dst_base, uint8_t *src_base, size_t dst_shift, size_t src_sh
         CHECK_MEM_EQ(dst, src, len_bytes);
     for (size_t i = 0; i < GUARD_BYTES; i++) {
         CHECK_MSG(dst[-1 - (ptrdiff_t)i] == 0xee && dst[len_bytes + i] == 0xee,
-                  "kind %d wrote beside its %zu bytes at shift %zu", (int)kind, len_bytes,
+                  "kind %d wrote next to its %zu bytes at shift %zu", (int)kind, len_bytes,
                   dst_shift);
     }
 }

@@ -72,7 +72,7 @@ TEST(each_chunk_has_the_sum_of_its_bytes)
             const size_t len = left < RDTI_SUM_CHUNK_BYTES ? left : RDTI_SUM_CHUNK_BYTES;
             CHECK_UINT_EQ(sums[k], rdti_crc32c_by_table(bytes + 3 + k * RDTI_SUM_CHUNK_BYTES, len));
         }
-        CHECK_UINT_EQ(sums[count], 0xa5a5a5a5); /* nothing behind them */
+        CHECK_UINT_EQ(sums[count], 0xa5a5a5a5); /* nothing after them */
     }
     free(bytes);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Copies past the caches: every byte in its place, none beside it, wherever both begin and end. */
+ * Copies past the caches: every byte in its place, none next to it, wherever both begin and end. */
 #include "base/memory/stream_copy.h"
 
 #include <stdbool.h>
@@ -46,7 +46,7 @@ end(void)
     free(targets[1]);
 }
 
-/* What lies at `off` of a target is the source from `from` on, and nothing beside it changed. */
+/* What lies at `off` of a target is the source from `from` on, and nothing next to it changed. */
 static void
 check(const uint8_t *target, uint64_t off, uint64_t from, uint64_t len_bytes)
 {

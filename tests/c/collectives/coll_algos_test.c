@@ -283,7 +283,7 @@ TEST_TIMEOUT(large_tensors_take_several_ticks, 120)
     test_flags = 0;
 }
 
-/* ---- Tensors that were born in the arena ---- */
+/* ---- Tensors that were allocated in the arena ---- */
 
 static uint32_t private_rank; /* its tensor was not; world.size: all were */
 static bool may_fail;
@@ -346,7 +346,7 @@ TEST_TIMEOUT(tensors_born_in_the_arena_are_summed_in_place, 60)
 
 enum { TENSORS = 300, FEW = 5, TENSOR_ELEMS = 65536 };
 
-/* Many tensors of one region, then a few again and again, then one that was born anew. */
+/* Many tensors of one region, then a few again and again, then one that was born again. */
 static void *
 sum_many_tensors(void *arg)
 {

@@ -131,7 +131,7 @@ TEST(messages_land_in_kept_memory_and_are_handed_over)
     }
 }
 
-/* Whether their collectives overlap hangs on time. */
+/* Whether their collectives overlap depends on time. */
 TEST(tensors_of_one_length_that_come_again_have_memory_of_their_own)
 {
     enum { BYTES = 1 << 20, COUNT = 4, MANY = 200 };

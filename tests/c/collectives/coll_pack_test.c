@@ -65,7 +65,7 @@ make_tensors(struct tensors *t, uint32_t op, uint32_t dtype, uint32_t rank)
     for (int i = 0; i < PARTS; i++) {
         const uint64_t in = counts[i] * send_blocks(op);
         const uint64_t out_bytes = counts[i] * recv_blocks(op) * elem_bytes;
-        /* Exact sizes, so that a sanitizer sees what is read or written beside them. */
+        /* Exact sizes, so that a sanitizer sees what is read or written next to them. */
         t->send[i] = malloc(in * elem_bytes + 1);
         t->together[i] = malloc(out_bytes + 1);
         t->alone[i] = malloc(out_bytes + 1);
@@ -167,7 +167,7 @@ TEST_TIMEOUT(parts_have_the_bits_that_they_have_alone, 60)
         }
 }
 
-/* The comparison above must be able to fail: sums of a ring hang on where its chunks are. */
+/* The comparison above must be able to fail: sums of a ring depend on where its chunks are. */
 static void *
 run_reordered(void *arg)
 {

@@ -41,7 +41,7 @@ fake_sum(uint32_t size, uint64_t i)
     return sum;
 }
 
-/* The values of a rank, to be freed, and a 77 behind them, past which nobody writes. */
+/* The values of a rank, to be freed, and a 77 after them, past which nobody writes. */
 static inline int32_t *
 fake_values(uint64_t count, uint32_t rank)
 {
@@ -286,7 +286,7 @@ fake_world_meet(struct fake_world *world)
         test_sleep_ns(10000);
 }
 
-/* Run `rank_main` with each rank's group, each in a thread with a progress thread beside it. */
+/* Run `rank_main` with each rank's group, each in a thread with a progress thread next to it. */
 static inline void
 fake_world_run(struct fake_world *world, void *(*rank_main)(void *group))
 {

@@ -205,7 +205,7 @@ TEST(arena_survives_a_kernel_without_pages)
     rdti_arena_destroy(arena);
 }
 
-/* The same after some of it came in: 32 MiB are one piece of work, the 8 behind them the next. */
+/* The same after some of it came in: 32 MiB are one piece of work, the 8 after them the next. */
 TEST(arena_gives_back_what_came_in_before_a_failure)
 {
     struct rdti_arena *arena = open_arena(CHUNK, 0);

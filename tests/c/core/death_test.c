@@ -162,12 +162,13 @@ live_between(rdt_context *ctx, int32_t rank, int fd)
         wait_for_end(eps[0], fd); /* rank 0 */
     proc_hear(fd);
     if (rank == 2) {
-        uint8_t blob[RDT_BLOB_MAX_BYTES];
-        size_t blob_bytes = 0;
+        uint8_t address[RDT_ADDRESS_MAX_BYTES];
+        size_t address_bytes = 0;
         rdt_endpoint *ep;
-        proc_read(fd, &blob_bytes, sizeof(blob_bytes));
-        proc_read(fd, blob, blob_bytes);
-        const rdt_status status = proc_open(ctx, blob, blob_bytes, RDT_RANK_UNKNOWN, &ep, &err);
+        proc_read(fd, &address_bytes, sizeof(address_bytes));
+        proc_read(fd, address, address_bytes);
+        const rdt_status status =
+            proc_open(ctx, address, address_bytes, RDT_RANK_UNKNOWN, &ep, &err);
         proc_tell(fd, status, &err);
     }
     proc_hear(fd);
@@ -196,8 +197,8 @@ TEST(a_death_is_known_where_nobody_was_connected_to_it)
         test_sleep_ns((uint64_t)(100e6 * test_timeout_scale()));
         proc_say(procs[1].fd);
         proc_say(procs[2].fd);
-        proc_write(procs[2].fd, &procs[0].blob_bytes, sizeof(procs[0].blob_bytes));
-        proc_write(procs[2].fd, procs[0].blob, procs[0].blob_bytes);
+        proc_write(procs[2].fd, &procs[0].address_bytes, sizeof(procs[0].address_bytes));
+        proc_write(procs[2].fd, procs[0].address, procs[0].address_bytes);
         proc_read(procs[2].fd, &report, sizeof(report));
         CHECK_INT_EQ(report.status, RDT_EPEER);
         CHECK_INT_EQ(report.rank, 0);
@@ -227,7 +228,7 @@ TEST_TIMEOUT(a_death_at_any_point_of_set_up_ends_the_wait, 120)
         const pid_t tester = fork();
         if (tester == 0) {
             proc_context(&ctx, &opts, 0);
-            check_ok(proc_open(ctx, proc.blob, proc.blob_bytes, 1, &ep, &err), &err, "open");
+            check_ok(proc_open(ctx, proc.address, proc.address_bytes, 1, &ep, &err), &err, "open");
             test_sleep_ns((uint64_t)(rand_r(&seed) % 2500) * 1000);
             CHECK(kill(proc.pid, SIGKILL) == 0);
             rdt_status status = rdt_endpoint_wait_ready(ep, 8 * RIG_S, &err);

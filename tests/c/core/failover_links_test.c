@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Two links join two processes, which may use what they like, and one link is cut for good while
+ * Two links join two processes, which may use what they like, and one link is cut permanently while
  * everything is in flight, at any moment: the other carries all of it, every byte and notification
  * once and in order, and the pair never moves to tcp. On the sim. */
 #include "failover_rig.h"

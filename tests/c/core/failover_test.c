@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The path over RDMA is lost for good while everything is in flight, at any moment: the pair goes
+ * The path over RDMA is lost permanently while all is in flight, at any moment: the pair goes
  * on over tcp, every byte and every notification is there once and in order, nothing is written to
  * what was delivered, and it is said once. Where that is forbidden, or the peer is gone too, it is
  * an error in time. On the sim. */

@@ -42,13 +42,13 @@ process_vm_writev(pid_t pid, const struct iovec *local, unsigned long local_coun
 }
 
 static rdt_status
-blob_of(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap, size_t *len_out,
-        struct rdt_error *err)
+address_of(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap, size_t *len_out,
+           struct rdt_error *err)
 {
     rdt_context **ctx = arg;
 
     (void)timeout_ns;
-    return rdt_context_blob(ctx[rank], buf, cap, len_out, err);
+    return rdt_context_address(ctx[rank], buf, cap, len_out, err);
 }
 
 static void
@@ -65,8 +65,8 @@ open_members(rdt_context **ctx, rdt_group **group, uint32_t verify)
                                             .name = "world",
                                             .job_id = "job",
                                             .timeout_ns = 15 * S,
-                                            .blob = blob_of,
-                                            .blob_arg = (void *)ctx};
+                                            .address = address_of,
+                                            .address_arg = (void *)ctx};
         CHECK_OK(rdt_group_create(ctx[i], &opts, &group[i], &err), &err);
     }
 }

@@ -90,7 +90,7 @@ TEST_TIMEOUT(a_goodbye_is_heard_by_who_never_stops_writing, 60)
     }
 }
 
-/* ---- Opened anew ----------------------------------------------------------------------------- */
+/* ---- Opened again ---------------------------------------------------------------------------- */
 
 enum { ON_ITS_WAY_BYTES = 32 << 20 }; /* more than sockets take before somebody reads */
 

@@ -52,7 +52,7 @@ TEST(an_abort_reaches_ranks_that_are_not_connected)
     abort_in_a_chain(false);
 }
 
-/* A send is over once its message lies at the receiver: no abort behind it overtakes it. */
+/* A send is over once its message lies at the receiver: no abort after it overtakes it. */
 static void
 abort_behind_a_message(uint32_t path)
 {
@@ -175,11 +175,11 @@ TEST(an_abort_goes_over_the_path_of_another_group)
 
 /* What the store says of a rank that has not come. */
 static rdt_status
-blob_but_of_two(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap,
-                size_t *len_out, struct rdt_error *err)
+address_but_of_two(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap,
+                   size_t *len_out, struct rdt_error *err)
 {
     if (rank != 2)
-        return rig_blob(arg, rank, timeout_ns, buf, cap, len_out, err);
+        return rig_address(arg, rank, timeout_ns, buf, cap, len_out, err);
     (void)snprintf(err->message, sizeof(err->message), "no address in the store");
     return RDT_ETIMEDOUT;
 }
@@ -192,7 +192,7 @@ open_without_two(struct rig *rig)
     rdt_endpoint *ep;
 
     rig_open(rig, 3, RDT_TRANSPORT_SHM);
-    rig->group[0]->blob = blob_but_of_two;
+    rig->group[0]->address = address_but_of_two;
     CHECK_STATUS(rdt_group_endpoint(rig->group[0], 2, &ep, NULL), RDT_ETIMEDOUT);
     CHECK_STATUS(rdt_group_endpoint(rig->group[0], 2, &ep, &err), RDT_ETIMEDOUT);
     CHECK_INT_EQ(err.peer_rank, 2);
@@ -222,7 +222,7 @@ TEST(an_abort_names_no_rank_that_came_late)
     struct rdt_error err = {0};
 
     open_without_two(&rig);
-    rig.group[0]->blob = rig_blob;
+    rig.group[0]->address = rig_address;
     (void)rig_ready(rig.group[0], 2);
     rdt_group_abort(rig.group[0], "gave up");
     CHECK_EVENTUALLY(rdt_group_error(rig.group[2], &err) != RDT_OK, 10);

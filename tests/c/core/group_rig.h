@@ -43,13 +43,13 @@ struct rig {
 };
 
 static inline rdt_status
-rig_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap, size_t *len_out,
-         struct rdt_error *err)
+rig_address(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap,
+            size_t *len_out, struct rdt_error *err)
 {
     const struct rig *rig = arg;
 
     (void)timeout_ns;
-    return rdt_context_blob(rig->ctx[rank], buf, cap, len_out, err);
+    return rdt_context_address(rig->ctx[rank], buf, cap, len_out, err);
 }
 
 static inline rdt_group *
@@ -65,8 +65,8 @@ rig_group(struct rig *rig, uint32_t rank, const char *name)
         .job_id = "job",
         .global_ranks = rig->global_ranks,
         .timeout_ns = rig_patience_ns(),
-        .blob = rig_blob,
-        .blob_arg = rig,
+        .address = rig_address,
+        .address_arg = rig,
     };
 
     CHECK_OK(rdt_group_create(rig->ctx[rank], &opts, &group, &err), &err);

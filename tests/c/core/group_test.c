@@ -33,8 +33,8 @@ TEST(arguments_are_checked)
                                   .size = 2,
                                   .name = "g",
                                   .job_id = "job",
-                                  .blob = rig_blob,
-                                  .blob_arg = &rig};
+                                  .address = rig_address,
+                                  .address_arg = &rig};
     struct rdt_group_opts bad;
 
     rig.ctx[0] = rig_context(RDT_TRANSPORT_SHM, 0);
@@ -50,7 +50,7 @@ TEST(arguments_are_checked)
     REFUSED(rank, 2, "rank 2 of 2");
     REFUSED(name, NULL, "name");
     REFUSED(job_id, NULL, "job_id");
-    REFUSED(blob, NULL, "blob");
+    REFUSED(address, NULL, "address");
     CHECK_NULL(group);
     CHECK_OK(rdt_group_create(rig.ctx[0], &good, &group, &err), &err);
     rdt_group *twin = NULL;
@@ -260,39 +260,39 @@ TEST(destroyed_under_load_over_tcp)
 /* ---- Deaths: a member in a process of its own ----------------------------------------------- */
 
 static void
-put_blob(int fd, const uint8_t *blob, size_t len_bytes)
+put_address(int fd, const uint8_t *address, size_t len_bytes)
 {
     CHECK(write(fd, &len_bytes, sizeof(len_bytes)) == (ssize_t)sizeof(len_bytes));
-    CHECK(write(fd, blob, len_bytes) == (ssize_t)len_bytes);
+    CHECK(write(fd, address, len_bytes) == (ssize_t)len_bytes);
 }
 
 static size_t
-get_blob(int fd, uint8_t *blob)
+get_address(int fd, uint8_t *address)
 {
     size_t len_bytes;
 
     CHECK(read(fd, &len_bytes, sizeof(len_bytes)) == (ssize_t)sizeof(len_bytes));
-    CHECK(len_bytes <= RDT_BLOB_MAX_BYTES);
-    CHECK(read(fd, blob, len_bytes) == (ssize_t)len_bytes);
+    CHECK(len_bytes <= RDT_ADDRESS_MAX_BYTES);
+    CHECK(read(fd, address, len_bytes) == (ssize_t)len_bytes);
     return len_bytes;
 }
 
 struct trio {
-    uint8_t blob[3][RDT_BLOB_MAX_BYTES];
-    size_t blob_bytes[3];
+    uint8_t address[3][RDT_ADDRESS_MAX_BYTES];
+    size_t address_bytes[3];
 };
 
 static rdt_status
-trio_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap, size_t *len_out,
-          struct rdt_error *err)
+trio_address(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap,
+             size_t *len_out, struct rdt_error *err)
 {
     const struct trio *trio = arg;
 
     (void)timeout_ns;
     (void)err;
-    CHECK(cap >= trio->blob_bytes[rank]);
-    memcpy(buf, trio->blob[rank], trio->blob_bytes[rank]);
-    *len_out = trio->blob_bytes[rank];
+    CHECK(cap >= trio->address_bytes[rank]);
+    memcpy(buf, trio->address[rank], trio->address_bytes[rank]);
+    *len_out = trio->address_bytes[rank];
     return RDT_OK;
 }
 
@@ -309,8 +309,8 @@ trio_group(rdt_context *ctx, uint32_t rank, struct trio *trio)
                                         .name = "trio",
                                         .job_id = "job",
                                         .global_ranks = trio_global,
-                                        .blob = trio_blob,
-                                        .blob_arg = trio};
+                                        .address = trio_address,
+                                        .address_arg = trio};
 
     CHECK_OK(rdt_group_create(ctx, &opts, &group, &err), &err);
     return group;
@@ -324,11 +324,12 @@ member_group(uint32_t transport, int from_parent, int to_parent)
     struct rdt_error err = {0};
     rdt_context *ctx = rig_context(transport, 11);
 
-    CHECK_OK(rdt_context_blob(ctx, trio->blob[1], RDT_BLOB_MAX_BYTES, &trio->blob_bytes[1], &err),
+    CHECK_OK(rdt_context_address(ctx, trio->address[1], RDT_ADDRESS_MAX_BYTES,
+                                 &trio->address_bytes[1], &err),
              &err);
-    put_blob(to_parent, trio->blob[1], trio->blob_bytes[1]);
-    trio->blob_bytes[0] = get_blob(from_parent, trio->blob[0]);
-    trio->blob_bytes[2] = get_blob(from_parent, trio->blob[2]);
+    put_address(to_parent, trio->address[1], trio->address_bytes[1]);
+    trio->address_bytes[0] = get_address(from_parent, trio->address[0]);
+    trio->address_bytes[2] = get_address(from_parent, trio->address[2]);
     return trio_group(ctx, 1, trio);
 }
 
@@ -397,13 +398,13 @@ survivors_make(struct survivors *here, uint32_t transport,
     here->buf = malloc(MEGABYTE);
     for (uint32_t i = 0; i < 2; i++) {
         here->ctx[i] = rig_context(transport, trio_global[2 * i]);
-        CHECK_OK(rdt_context_blob(here->ctx[i], trio->blob[2 * i], RDT_BLOB_MAX_BYTES,
-                                  &trio->blob_bytes[2 * i], &err),
+        CHECK_OK(rdt_context_address(here->ctx[i], trio->address[2 * i], RDT_ADDRESS_MAX_BYTES,
+                                     &trio->address_bytes[2 * i], &err),
                  &err);
     }
-    trio->blob_bytes[1] = get_blob(from[0], trio->blob[1]);
-    put_blob(to[1], trio->blob[0], trio->blob_bytes[0]);
-    put_blob(to[1], trio->blob[2], trio->blob_bytes[2]);
+    trio->address_bytes[1] = get_address(from[0], trio->address[1]);
+    put_address(to[1], trio->address[0], trio->address_bytes[0]);
+    put_address(to[1], trio->address[2], trio->address_bytes[2]);
     for (uint32_t i = 0; i < 2; i++)
         here->group[i] = trio_group(here->ctx[i], 2 * i, trio);
 }
@@ -436,7 +437,7 @@ kill_a_member(uint32_t transport)
     (void)rig_ready(group[0], 2); /* over it rank 2 learns */
     CHECK(kill(here->victim, SIGKILL) == 0);
     const uint64_t killed_ns = test_now_ns();
-    for (int i = 1; i < 5; i++) { /* rank 2 has not even fetched rank 1's blob */
+    for (int i = 1; i < 5; i++) { /* rank 2 has not even fetched rank 1's address */
         const rdt_status status = rig_end(t[i], &err);
         check_named(status, &err);
     }

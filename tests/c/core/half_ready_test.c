@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Rank 2 holds its path to rank 1 for ready, which has not heard of it yet. Rank 1 leaves: what
  * made it leave is told before the goodbye, or rank 2 would name the one that noticed. Or its time
- * is over: it looks whether the answer is there already. */
+ * is over: it checks whether the answer is there already. */
 #include <stdatomic.h>
 
 #include "endpoint/endpoint_impl.h"

@@ -28,14 +28,14 @@ hear(int fd, uint8_t *bytes, size_t want, int timeout_ms)
 }
 
 static struct rdti_hello
-hello_to(const struct rdti_blob *blob, const char *job)
+hello_to(const struct rdti_address *address, const char *job)
 {
     struct rdti_hello hello = {.epoch = 1, .rank = 5, .transports = 6};
 
     (void)snprintf(hello.library_version, sizeof(hello.library_version), "%s", rdt_version());
     (void)snprintf(hello.job_id, sizeof(hello.job_id), "%s", job);
     memset(hello.connector, 0xab, sizeof(hello.connector));
-    memcpy(hello.listener, blob->uuid, sizeof(hello.listener));
+    memcpy(hello.listener, address->uuid, sizeof(hello.listener));
     memset(hello.nonce, 0x11, sizeof(hello.nonce));
     return hello;
 }
@@ -65,12 +65,12 @@ finish(rdt_context *ctx)
 }
 
 static rdt_context *
-begin(bool is_unix, struct rdti_blob *blob)
+begin(bool is_unix, struct rdti_address *address)
 {
     rdt_context *ctx;
 
     context_make(&ctx, is_unix ? RDT_TRANSPORT_SHM : RDT_TRANSPORT_TCP, "secret", 0);
-    *blob = blob_of(ctx);
+    *address = address_of(ctx);
     return ctx;
 }
 
@@ -96,11 +96,11 @@ TEST_TIMEOUT(garbage_is_shown_the_door, 60)
     unsigned seed = 1;
 
     for (int u = 0; u < 2; u++) {
-        struct rdti_blob blob;
-        rdt_context *ctx = begin(u == 1, &blob);
+        struct rdti_address address;
+        rdt_context *ctx = begin(u == 1, &address);
         for (int round = 0; round < 200; round++) {
             uint8_t bytes[600];
-            const int fd = knock(&blob, u == 1);
+            const int fd = knock(&address, u == 1);
             const size_t len = 8 + (size_t)rand_r(&seed) % (sizeof(bytes) - 8);
             for (size_t i = 0; i < len; i++)
                 bytes[i] = (uint8_t)rand_r(&seed);
@@ -116,9 +116,9 @@ TEST_TIMEOUT(garbage_is_shown_the_door, 60)
 TEST_TIMEOUT(a_hello_with_a_changed_byte_opens_nothing, 60)
 {
     for (int u = 0; u < 2; u++) {
-        struct rdti_blob blob;
-        rdt_context *ctx = begin(u == 1, &blob);
-        const struct rdti_hello hello = hello_to(&blob, "job");
+        struct rdti_address address;
+        rdt_context *ctx = begin(u == 1, &address);
+        const struct rdti_hello hello = hello_to(&address, "job");
         uint8_t good[RDTI_HELLO_BYTES];
         rdti_hello_encode(&hello, good);
         for (size_t at = 0; at < sizeof(good); at++) {
@@ -126,7 +126,7 @@ TEST_TIMEOUT(a_hello_with_a_changed_byte_opens_nothing, 60)
             uint8_t answer[RDTI_CHALLENGE_BYTES + RDTI_REJECT_BYTES];
             uint8_t forged[RDTI_AUTH_BYTES] = {0};
             const struct rdti_auth auth = {0};
-            const int fd = knock(&blob, u == 1);
+            const int fd = knock(&address, u == 1);
             memcpy(bytes, good, sizeof(bytes));
             bytes[at] ^= 0xff;
             say(fd, bytes, sizeof(bytes));
@@ -151,12 +151,12 @@ TEST(another_version_is_an_error_that_names_both)
     static const uint16_t lengths[] = {32, RDTI_HELLO_BYTES, 441, RDTI_OPENING_MAX_BYTES};
 
     for (int u = 0; u < 2; u++) {
-        struct rdti_blob blob;
-        rdt_context *ctx = begin(u == 1, &blob);
-        const struct rdti_hello hello = hello_to(&blob, "job");
+        struct rdti_address address;
+        rdt_context *ctx = begin(u == 1, &address);
+        const struct rdti_hello hello = hello_to(&address, "job");
         for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
             uint8_t bytes[RDTI_OPENING_MAX_BYTES] = {0};
-            const int fd = knock(&blob, u == 1);
+            const int fd = knock(&address, u == 1);
             rdti_hello_encode(&hello, bytes);
             rdti_put_u16(bytes + 4, RDTI_WIRE_VERSION + 1);
             rdti_put_u16(bytes + 6, lengths[i]);
@@ -173,14 +173,14 @@ TEST(another_version_is_an_error_that_names_both)
 TEST(a_wrong_job_epoch_or_listener_is_refused_by_name)
 {
     for (int u = 0; u < 2; u++) {
-        struct rdti_blob blob;
-        rdt_context *ctx = begin(u == 1, &blob);
+        struct rdti_address address;
+        rdt_context *ctx = begin(u == 1, &address);
         for (int fault = 0; fault < 3; fault++) {
             static const rdt_status want[] = {RDT_EAUTH, RDT_EMISMATCH, RDT_EPEER};
             static const char *const words[] = {"job 'jab'", "epoch 9", "another process"};
-            struct rdti_hello hello = hello_to(&blob, fault == 0 ? "jab" : "job");
+            struct rdti_hello hello = hello_to(&address, fault == 0 ? "jab" : "job");
             uint8_t bytes[RDTI_HELLO_BYTES];
-            const int fd = knock(&blob, u == 1);
+            const int fd = knock(&address, u == 1);
             hello.epoch = fault == 1 ? 9 : 1;
             hello.listener[3] ^= fault == 2 ? 1 : 0;
             rdti_hello_encode(&hello, bytes);
@@ -195,16 +195,16 @@ TEST(a_wrong_job_epoch_or_listener_is_refused_by_name)
 TEST(a_replayed_conversation_is_refused)
 {
     for (int u = 0; u < 2; u++) {
-        struct rdti_blob blob;
-        rdt_context *ctx = begin(u == 1, &blob);
-        const struct rdti_hello hello = hello_to(&blob, "job");
+        struct rdti_address address;
+        rdt_context *ctx = begin(u == 1, &address);
+        const struct rdti_hello hello = hello_to(&address, "job");
         uint8_t hello_bytes[RDTI_HELLO_BYTES];
         uint8_t challenge[RDTI_CHALLENGE_BYTES];
         uint8_t auth_bytes[RDTI_AUTH_BYTES];
         uint8_t head[8];
         struct rdti_auth auth;
         rdti_hello_encode(&hello, hello_bytes);
-        int fd = knock(&blob, u == 1);
+        int fd = knock(&address, u == 1);
         say(fd, hello_bytes, sizeof(hello_bytes));
         CHECK_UINT_EQ(hear(fd, challenge, sizeof(challenge), 5000), sizeof(challenge));
         rdti_handshake_mac(RDTI_MAC_CONNECTOR, (const uint8_t *)"secret", 6, hello_bytes, challenge,
@@ -214,7 +214,7 @@ TEST(a_replayed_conversation_is_refused)
         CHECK_UINT_EQ(hear(fd, head, sizeof(head), 5000), sizeof(head)); /* its PATH */
         (void)close(fd);
 
-        fd = knock(&blob, u == 1);
+        fd = knock(&address, u == 1);
         for (int attempt = 0;; attempt++) { /* the first connection's endpoint may be there still */
             say(fd, hello_bytes, sizeof(hello_bytes));
             if (hear(fd, challenge, 4, 5000) == 4 && memcmp(challenge, "RDTC", 4) == 0)
@@ -222,7 +222,7 @@ TEST(a_replayed_conversation_is_refused)
             CHECK(attempt < 100);
             (void)close(fd);
             test_sleep_ns(20000000);
-            fd = knock(&blob, u == 1);
+            fd = knock(&address, u == 1);
         }
         CHECK_UINT_EQ(hear(fd, challenge + 4, sizeof(challenge) - 4, 5000), sizeof(challenge) - 4);
         say(fd, auth_bytes, sizeof(auth_bytes));
@@ -231,9 +231,9 @@ TEST(a_replayed_conversation_is_refused)
     }
 }
 
-/* A socket that is listened at, and a blob that leads there and nowhere else. */
+/* A socket that is listened at, and an address that leads there and nowhere else. */
 static int
-listen_silently(struct rdti_blob *blob)
+listen_silently(struct rdti_address *address)
 {
     struct sockaddr_in addr = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t addr_bytes = sizeof(addr);
@@ -242,25 +242,25 @@ listen_silently(struct rdti_blob *blob)
     CHECK(bind(fd, (struct sockaddr *)&addr, sizeof(addr)) == 0);
     CHECK(listen(fd, 5) == 0);
     CHECK(getsockname(fd, (struct sockaddr *)&addr, &addr_bytes) == 0);
-    blob->unix_name[0] = '\0';
-    blob->addr_count = 1;
-    blob->addrs[0] =
-        (struct rdti_blob_addr){.family = 4, .is_loopback = true, .port = ntohs(addr.sin_port)};
-    memcpy(blob->addrs[0].addr, &addr.sin_addr, 4);
+    address->unix_name[0] = '\0';
+    address->addr_count = 1;
+    address->addrs[0] =
+        (struct rdti_address_ip){.family = 4, .is_loopback = true, .port = ntohs(addr.sin_port)};
+    memcpy(address->addrs[0].addr, &addr.sin_addr, 4);
     return fd;
 }
 
 static rdt_status
-open_as(rdt_context *ctx, const struct rdti_blob *blob, int32_t rank, rdt_endpoint **out,
+open_as(rdt_context *ctx, const struct rdti_address *address, int32_t rank, rdt_endpoint **out,
         struct rdt_error *err)
 {
     const struct rdt_endpoint_opts opts = {.struct_size = sizeof(opts),
                                            .peer_rank = rank,
                                            .job_id = "job"};
-    uint8_t bytes[RDT_BLOB_MAX_BYTES];
+    uint8_t bytes[RDT_ADDRESS_MAX_BYTES];
     size_t len = 0;
 
-    check_ok(rdti_blob_encode(blob, bytes, sizeof(bytes), &len, err), err, "blob_encode");
+    check_ok(rdti_address_encode(address, bytes, sizeof(bytes), &len, err), err, "address_encode");
     return rdt_endpoint_open(ctx, bytes, len, &opts, out, err);
 }
 
@@ -283,16 +283,16 @@ TEST(a_true_member_with_another_rank_is_refused)
         rdt_endpoint *back;
         context_make(&ctx, RDT_TRANSPORT_AUTO, "secret", 0);
         context_make(&member, t == 1 ? RDT_TRANSPORT_SHM : RDT_TRANSPORT_TCP, "secret", 1);
-        struct rdti_blob blob = blob_of(member);
+        struct rdti_address address = address_of(member);
 
-        check_ok(open_as(ctx, &blob, 4, &ep, &err), &err, "endpoint_open");
+        check_ok(open_as(ctx, &address, 4, &ep, &err), &err, "endpoint_open");
         CHECK_STATUS(rdt_endpoint_wait_ready(ep, 5 * RIG_S, &err), RDT_EMISMATCH);
         check_names_both(&err);
         CHECK_INT_EQ(err.peer_rank, 1);
         rdt_endpoint_close(ep);
 
-        const int silent = listen_silently(&blob);
-        check_ok(open_as(ctx, &blob, 4, &ep, &err), &err, "endpoint_open");
+        const int silent = listen_silently(&address);
+        check_ok(open_as(ctx, &address, 4, &ep, &err), &err, "endpoint_open");
         endpoint_make(member, ctx, 0, &back);
         CHECK_STATUS(rdt_endpoint_wait_ready(back, 5 * RIG_S, &err), RDT_EMISMATCH);
         check_names_both(&err);
@@ -302,10 +302,10 @@ TEST(a_true_member_with_another_rank_is_refused)
 
         endpoint_make(member, ctx, 0, &back);
         check_ok(rdt_endpoint_wait_ready(back, 5 * RIG_S, &err), &err, "as itself");
-        blob = blob_of(member);
-        CHECK_STATUS(open_as(ctx, &blob, 4, &ep, &err), RDT_EMISMATCH);
+        address = address_of(member);
+        CHECK_STATUS(open_as(ctx, &address, 4, &ep, &err), RDT_EMISMATCH);
         check_names_both(&err);
-        check_ok(open_as(ctx, &blob, 1, &ep, &err), &err, "endpoint_open"); /* no harm done */
+        check_ok(open_as(ctx, &address, 1, &ep, &err), &err, "endpoint_open"); /* no harm done */
         check_ok(rdt_endpoint_wait_ready(ep, 5 * RIG_S, &err), &err, "by its rank");
         rdt_endpoint_close(ep);
         rdt_endpoint_close(back);
@@ -325,8 +325,8 @@ TEST(a_false_hello_does_not_disturb_the_true_peers_set_up)
         struct sockaddr_in addr = {.sin_family = AF_INET,
                                    .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
         socklen_t addr_bytes = sizeof(addr);
-        struct rdti_blob own;
-        uint8_t bytes[RDT_BLOB_MAX_BYTES];
+        struct rdti_address own;
+        uint8_t bytes[RDT_ADDRESS_MAX_BYTES];
         size_t len = 0;
         rdt_endpoint *ep;
         rdt_context *ctx = begin(false, &own);
@@ -335,22 +335,24 @@ TEST(a_false_hello_does_not_disturb_the_true_peers_set_up)
         CHECK(bind(listener, (struct sockaddr *)&addr, sizeof(addr)) == 0);
         CHECK(listen(listener, 5) == 0);
         CHECK(getsockname(listener, (struct sockaddr *)&addr, &addr_bytes) == 0);
-        struct rdti_blob blob = own;
-        memset(blob.uuid, smaller == 1 ? 0x00 : 0xff, sizeof(blob.uuid));
-        blob.uuid[5] = 1;
-        blob.unix_name[0] = '\0';
-        blob.addr_count = 1;
-        blob.addrs[0] =
-            (struct rdti_blob_addr){.family = 4, .is_loopback = true, .port = ntohs(addr.sin_port)};
-        memcpy(blob.addrs[0].addr, &addr.sin_addr, 4);
-        check_ok(rdti_blob_encode(&blob, bytes, sizeof(bytes), &len, &err), &err, "blob_encode");
+        struct rdti_address address = own;
+        memset(address.uuid, smaller == 1 ? 0x00 : 0xff, sizeof(address.uuid));
+        address.uuid[5] = 1;
+        address.unix_name[0] = '\0';
+        address.addr_count = 1;
+        address.addrs[0] = (struct rdti_address_ip){.family = 4,
+                                                    .is_loopback = true,
+                                                    .port = ntohs(addr.sin_port)};
+        memcpy(address.addrs[0].addr, &addr.sin_addr, 4);
+        check_ok(rdti_address_encode(&address, bytes, sizeof(bytes), &len, &err), &err,
+                 "address_encode");
         check_ok(rdt_endpoint_open(ctx, bytes, len, &opts, &ep, &err), &err, "endpoint_open");
         const int truth = accept(listener, NULL, NULL);
         uint8_t hello_bytes[RDTI_HELLO_BYTES];
         CHECK_UINT_EQ(hear(truth, hello_bytes, sizeof(hello_bytes), 5000), sizeof(hello_bytes));
 
         struct rdti_hello hello = hello_to(&own, "job");
-        memcpy(hello.connector, blob.uuid, sizeof(hello.connector));
+        memcpy(hello.connector, address.uuid, sizeof(hello.connector));
         for (int i = 0; i < 5; i++) {
             uint8_t lie[RDTI_HELLO_BYTES];
             uint8_t answer[8];
@@ -399,14 +401,14 @@ TEST_TIMEOUT(silent_strangers_keep_nobody_out, 60)
     int *fds = calloc((size_t)count, sizeof(int));
 
     for (int u = 0; u < 2; u++) {
-        struct rdti_blob blob;
-        rdt_context *ctx = begin(u == 1, &blob);
+        struct rdti_address address;
+        rdt_context *ctx = begin(u == 1, &address);
         FILE *log = tmpfile();
         CHECK_NOT_NULL(log);
         const int before = divert_stderr(log);
         const uint64_t began_ns = test_now_ns();
         for (int i = 0; i < count; i++) {
-            fds[i] = knock(&blob, u == 1);
+            fds[i] = knock(&address, u == 1);
             if (i % 2 == 0)
                 say(fds[i], "RDTH", 4); /* slower than any network */
         }
@@ -432,9 +434,9 @@ TEST_TIMEOUT(silent_strangers_keep_nobody_out, 60)
 TEST_TIMEOUT(what_is_no_handshake_is_logged_once, 60)
 {
     for (int u = 0; u < 2; u++) {
-        struct rdti_blob blob;
-        rdt_context *ctx = begin(u == 1, &blob);
-        struct rdti_hello hello = hello_to(&blob, "jab");
+        struct rdti_address address;
+        rdt_context *ctx = begin(u == 1, &address);
+        struct rdti_hello hello = hello_to(&address, "jab");
         uint8_t bytes[RDTI_HELLO_BYTES];
         char line[1024];
         char all[4096] = {0};
@@ -444,7 +446,7 @@ TEST_TIMEOUT(what_is_no_handshake_is_logged_once, 60)
         const uint64_t began_ns = test_now_ns();
         rdti_hello_encode(&hello, bytes);
         for (int i = 0; i < 101; i++) {
-            const int fd = knock(&blob, u == 1);
+            const int fd = knock(&address, u == 1);
             say(fd, i < 100 ? (const void *)"GET / HTTP/1.0\r\n" : bytes,
                 i < 100 ? 16 : sizeof(bytes));
             (void)shutdown(fd, SHUT_WR);
@@ -469,9 +471,9 @@ TEST_TIMEOUT(what_is_no_handshake_is_logged_once, 60)
 
 TEST(a_stranger_that_says_nothing_is_put_out_in_time)
 {
-    struct rdti_blob blob;
-    rdt_context *ctx = begin(false, &blob);
-    const int fd = knock(&blob, false);
+    struct rdti_address address;
+    rdt_context *ctx = begin(false, &address);
+    const int fd = knock(&address, false);
 
     say(fd, "RD", 2);
     CHECK(!is_closed(fd, 3000));
@@ -485,14 +487,14 @@ TEST(a_lack_of_descriptors_is_survived)
 {
     struct rdt_error err = {0};
     struct rlimit limit;
-    struct rdti_blob blob;
-    rdt_context *ctx = begin(false, &blob);
+    struct rdti_address address;
+    rdt_context *ctx = begin(false, &address);
     int fillers[256];
     int count = 0;
 
     const int stranger = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     struct sockaddr_storage addr;
-    const socklen_t addr_bytes = rdti_sockaddr_from_blob(&blob.addrs[0], &addr);
+    const socklen_t addr_bytes = rdti_sockaddr_of_ip(&address.addrs[0], &addr);
     CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
     limit.rlim_cur = 200;
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);

@@ -28,8 +28,8 @@ make_join(rdt_endpoint *ep, uint32_t index, uint8_t out[RDTI_JOIN_BYTES])
 static bool
 replay(rdt_context *ctx, rdt_endpoint *ep, uint32_t index)
 {
-    const struct rdti_blob blob = blob_of(ctx);
-    const int fd = knock(&blob, false);
+    const struct rdti_address address = address_of(ctx);
+    const int fd = knock(&address, false);
     uint8_t bytes[RDTI_JOIN_BYTES];
 
     rdti_engine_enter(ctx->engine);

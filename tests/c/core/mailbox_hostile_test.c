@@ -344,7 +344,7 @@ TEST(receives_of_tags_that_are_none)
     memcpy(place.region.owner, rdti_endpoint_uuid(prey.m->ep), RDT_UUID_BYTES);
     rdti_place_encode(&place, body);
     IGNORED(&head, body, sizeof(body));
-    IGNORED(&head, body, sizeof(body)); /* anew: nothing waits for it */
+    IGNORED(&head, body, sizeof(body)); /* again: nothing waits for it */
     head.count = 2;
     REFUSED(&head, body, sizeof(body), "out of order");
     struct rdti_message posted = plain(&prey, RDTI_MESSAGE_POSTED);

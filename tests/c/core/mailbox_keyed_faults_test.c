@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Messages under tags that are used once, while they stand both ways: an end dies, the group is
- * aborted or destroyed, a receive is given up, memory is freed under it, RDMA is lost for good.
+ * aborted or destroyed, a receive is given up, memory is freed under it, RDMA is lost permanently.
  * Each ends, nothing is taken for received that was not, and what goes on goes on to the byte. */
 #include "core/failover_rig.h"
 

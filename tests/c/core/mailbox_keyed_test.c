@@ -166,7 +166,7 @@ settle(struct rig *rig)
     }
 }
 
-/* What was sent before the first receive asked for places comes the ordinary way; the next message
+/* What was sent before the first receive asked for places comes the fallback path; the next message
  * there has its place all the same. is_standing: the other receives are posted once it was
  * answered, when their messages are here. */
 static void
@@ -461,7 +461,7 @@ pass_by(struct rig *rig, uint8_t *dst, uint64_t len_bytes, bool has_desc, bool i
     free(src);
 }
 
-/* Behind them all places can be told anew, one after the other. */
+/* Behind them all places can be told again, one after the other. */
 static void
 passes_by(uint32_t transport, bool is_heard)
 {

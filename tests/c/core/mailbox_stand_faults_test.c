@@ -129,7 +129,7 @@ TEST_TIMEOUT(a_second_region_over_a_place_changes_nothing, 60)
 
 /* ---- Receives that are given up ---------------------------------------------------------- */
 
-/* Messages that go the ordinary way and come when their receive has just been given up, before
+/* Messages that go the fallback path and come when their receive has just been given up, before
  * their sender knows: they are the next ones', in order. */
 static void
 meets_the_next(uint32_t transport, uint64_t len_bytes)

@@ -423,7 +423,7 @@ send_from_task(void *arg)
     return status;
 }
 
-TEST(a_task_does_not_wait_for_a_blob)
+TEST(a_task_does_not_wait_for_an_address)
 {
     struct rig rig;
     struct rdt_error err = {0};

@@ -136,8 +136,8 @@ TEST(a_peer_s_death_is_remembered_behind_any_number_of_others)
 }
 
 static rdt_status
-no_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap, size_t *len_out,
-        struct rdt_error *err)
+no_address(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap, size_t *len_out,
+           struct rdt_error *err)
 {
     (void)arg;
     (void)rank;
@@ -152,8 +152,11 @@ no_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap,
 /* What was refused before does not count against them. */
 TEST(ranks_that_come_later_make_room_for_more)
 {
-    const struct rdt_group_opts opts = {
-        .struct_size = sizeof(opts), .size = 64, .name = "later", .job_id = "job", .blob = no_blob};
+    const struct rdt_group_opts opts = {.struct_size = sizeof(opts),
+                                        .size = 64,
+                                        .name = "later",
+                                        .job_id = "job",
+                                        .address = no_address};
     struct rdt_error err = {0};
     struct rdti_death death;
     struct pair pair;

@@ -54,13 +54,13 @@ open_endpoint(rdt_context *from, rdt_context *to, const char *job, int32_t rank)
     const struct rdt_endpoint_opts opts = {.struct_size = sizeof(opts),
                                            .peer_rank = rank,
                                            .job_id = job};
-    uint8_t blob[RDT_BLOB_MAX_BYTES];
+    uint8_t address[RDT_ADDRESS_MAX_BYTES];
     struct rdt_error err = {0};
     rdt_endpoint *ep = NULL;
     size_t len_bytes = 0;
 
-    CHECK_OK(rdt_context_blob(to, blob, sizeof(blob), &len_bytes, &err), &err);
-    CHECK_OK(rdt_endpoint_open(from, blob, len_bytes, &opts, &ep, &err), &err);
+    CHECK_OK(rdt_context_address(to, address, sizeof(address), &len_bytes, &err), &err);
+    CHECK_OK(rdt_endpoint_open(from, address, len_bytes, &opts, &ep, &err), &err);
     return ep;
 }
 

@@ -57,11 +57,13 @@ endpoint_make(rdt_context *from, rdt_context *to, int32_t to_rank, rdt_endpoint 
     const struct rdt_endpoint_opts opts = {.struct_size = sizeof(opts),
                                            .peer_rank = to_rank,
                                            .job_id = "job"};
-    uint8_t blob[RDT_BLOB_MAX_BYTES];
-    size_t blob_bytes = 0;
+    uint8_t address[RDT_ADDRESS_MAX_BYTES];
+    size_t address_bytes = 0;
 
-    check_ok(rdt_context_blob(to, blob, sizeof(blob), &blob_bytes, &err), &err, "blob");
-    check_ok(rdt_endpoint_open(from, blob, blob_bytes, &opts, out, &err), &err, "endpoint_open");
+    check_ok(rdt_context_address(to, address, sizeof(address), &address_bytes, &err), &err,
+             "address");
+    check_ok(rdt_endpoint_open(from, address, address_bytes, &opts, out, &err), &err,
+             "endpoint_open");
 }
 
 static inline void

@@ -16,8 +16,8 @@ struct proc {
     pid_t pid;
     int fd; /* to the process */
     int32_t rank;
-    uint8_t blob[RDT_BLOB_MAX_BYTES];
-    size_t blob_bytes;
+    uint8_t address[RDT_ADDRESS_MAX_BYTES];
+    size_t address_bytes;
 };
 
 /* What a process tells about an end that it saw. */
@@ -86,22 +86,23 @@ proc_begin(struct proc *proc, const struct proc_opts *opts, int32_t rank, proc_f
     CHECK(proc->pid >= 0);
     if (proc->pid == 0) {
         rdt_context *ctx;
-        uint8_t blob[RDT_BLOB_MAX_BYTES] = {0};
-        size_t blob_bytes = 0;
+        uint8_t address[RDT_ADDRESS_MAX_BYTES] = {0};
+        size_t address_bytes = 0;
 
         (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails leaves nobody behind */
         (void)close(ends[0]);
         proc_context(&ctx, opts, rank);
-        check_ok(rdt_context_blob(ctx, blob, sizeof(blob), &blob_bytes, &err), &err, "blob");
-        proc_write(ends[1], &blob_bytes, sizeof(blob_bytes));
-        proc_write(ends[1], blob, blob_bytes);
+        check_ok(rdt_context_address(ctx, address, sizeof(address), &address_bytes, &err), &err,
+                 "address");
+        proc_write(ends[1], &address_bytes, sizeof(address_bytes));
+        proc_write(ends[1], address, address_bytes);
         life(ctx, rank, ends[1]);
         _exit(0);
     }
     (void)close(ends[1]);
-    proc_read(proc->fd, &proc->blob_bytes, sizeof(proc->blob_bytes));
-    CHECK(proc->blob_bytes <= sizeof(proc->blob));
-    proc_read(proc->fd, proc->blob, proc->blob_bytes);
+    proc_read(proc->fd, &proc->address_bytes, sizeof(proc->address_bytes));
+    CHECK(proc->address_bytes <= sizeof(proc->address));
+    proc_read(proc->fd, proc->address, proc->address_bytes);
 }
 
 /* How the process ended: its exit status, or minus the signal. */
@@ -122,35 +123,35 @@ static inline void
 proc_introduce(const struct proc *proc, const struct proc *other)
 {
     proc_write(proc->fd, &other->rank, sizeof(other->rank));
-    proc_write(proc->fd, &other->blob_bytes, sizeof(other->blob_bytes));
-    proc_write(proc->fd, other->blob, other->blob_bytes);
+    proc_write(proc->fd, &other->address_bytes, sizeof(other->address_bytes));
+    proc_write(proc->fd, other->address, other->address_bytes);
 }
 
 static inline rdt_status
-proc_open(rdt_context *ctx, const uint8_t *blob, size_t blob_bytes, int32_t rank,
+proc_open(rdt_context *ctx, const uint8_t *address, size_t address_bytes, int32_t rank,
           rdt_endpoint **out, struct rdt_error *err)
 {
     const struct rdt_endpoint_opts opts = {.struct_size = sizeof(opts),
                                            .peer_rank = rank,
                                            .job_id = "job"};
 
-    return rdt_endpoint_open(ctx, blob, blob_bytes, &opts, out, err);
+    return rdt_endpoint_open(ctx, address, address_bytes, &opts, out, err);
 }
 
 static inline rdt_endpoint *
 proc_take_peer(rdt_context *ctx, int fd)
 {
     struct rdt_error err = {0};
-    uint8_t blob[RDT_BLOB_MAX_BYTES];
-    size_t blob_bytes = 0;
+    uint8_t address[RDT_ADDRESS_MAX_BYTES];
+    size_t address_bytes = 0;
     int32_t rank = 0;
     rdt_endpoint *ep;
 
     proc_read(fd, &rank, sizeof(rank));
-    proc_read(fd, &blob_bytes, sizeof(blob_bytes));
-    CHECK(blob_bytes <= sizeof(blob));
-    proc_read(fd, blob, blob_bytes);
-    check_ok(proc_open(ctx, blob, blob_bytes, rank, &ep, &err), &err, "endpoint_open");
+    proc_read(fd, &address_bytes, sizeof(address_bytes));
+    CHECK(address_bytes <= sizeof(address));
+    proc_read(fd, address, address_bytes);
+    check_ok(proc_open(ctx, address, address_bytes, rank, &ep, &err), &err, "endpoint_open");
     check_ok(rdt_endpoint_wait_ready(ep, 10 * RIG_S, &err), &err, "wait_ready");
     return ep;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A lane refuses a write after it took it. What comes behind it in the mailbox or in a slot would
+ * A lane refuses a write after it took it. What comes after it in the mailbox or in a slot would
  * be taken for it: the connection ends with the refusal, and nobody is called dead or wrong. */
 #include "group_rig.h"
 

@@ -8,7 +8,7 @@
 #include "connect/netaddr.h"
 #include "integration/leftovers.h"
 #include "proc_rig.h"
-#include "wire/blob.h"
+#include "wire/address.h"
 #include "wire/handshake.h"
 #include "rdmatensor_ext.h"
 
@@ -87,17 +87,17 @@ live_as_a_peer(rdt_context *ctx, int32_t rank, int fd)
 }
 
 static rdt_status
-peers_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap, size_t *len_out,
-           struct rdt_error *err)
+peers_address(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap,
+              size_t *len_out, struct rdt_error *err)
 {
     const struct proc *peer = arg;
 
     (void)rank;
     (void)timeout_ns;
     (void)err;
-    CHECK(peer->blob_bytes <= cap);
-    memcpy(buf, peer->blob, peer->blob_bytes);
-    *len_out = peer->blob_bytes;
+    CHECK(peer->address_bytes <= cap);
+    memcpy(buf, peer->address, peer->address_bytes);
+    *len_out = peer->address_bytes;
     return RDT_OK;
 }
 
@@ -110,8 +110,8 @@ try_a_group(rdt_context *ctx, struct proc *peer, struct rdt_error *err)
                                         .name = "world",
                                         .job_id = "job",
                                         .timeout_ns = patience_ns(),
-                                        .blob = peers_blob,
-                                        .blob_arg = peer};
+                                        .address = peers_address,
+                                        .address_arg = peer};
     rdt_endpoint *ep = NULL;
     rdt_group *group = NULL;
     rdt_status status = rdt_group_create(ctx, &opts, &group, err);
@@ -128,7 +128,7 @@ static rdt_status
 try_an_endpoint(rdt_context *ctx, struct proc *peer, struct rdt_error *err)
 {
     rdt_endpoint *ep = NULL;
-    rdt_status status = proc_open(ctx, peer->blob, peer->blob_bytes, peer->rank, &ep, err);
+    rdt_status status = proc_open(ctx, peer->address, peer->address_bytes, peer->rank, &ep, err);
 
     if (status == RDT_OK)
         status = rdt_endpoint_wait_ready(ep, patience_ns(), err);
@@ -231,23 +231,25 @@ TEST_TIMEOUT(who_dribbles_its_greeting_is_put_out_in_time, 60)
 {
     struct rdti_hello hello = {.epoch = 1, .rank = 1, .transports = 2, .job_id = "job"};
     struct rdt_error err = {0};
-    struct rdti_blob blob;
+    struct rdti_address address;
     struct sockaddr_storage addr;
     uint8_t bytes[RDTI_HELLO_BYTES];
-    uint8_t blob_bytes[RDT_BLOB_MAX_BYTES];
-    size_t blob_len = 0;
+    uint8_t address_bytes[RDT_ADDRESS_MAX_BYTES];
+    size_t address_len = 0;
     struct pair pair;
     size_t sent = 0;
 
     pair_open(&pair, RDT_TRANSPORT_TCP);
-    check_ok(rdt_context_blob(pair.ctx[0], blob_bytes, sizeof(blob_bytes), &blob_len, &err), &err,
-             "blob");
-    check_ok(rdti_blob_decode(blob_bytes, blob_len, &blob, &err), &err, "blob_decode");
+    check_ok(rdt_context_address(pair.ctx[0], address_bytes, sizeof(address_bytes), &address_len,
+                                 &err),
+             &err, "address");
+    check_ok(rdti_address_decode(address_bytes, address_len, &address, &err), &err,
+             "address_decode");
     (void)snprintf(hello.library_version, sizeof(hello.library_version), "%s", rdt_version());
     memset(hello.connector, 0xab, sizeof(hello.connector));
-    memcpy(hello.listener, blob.uuid, sizeof(hello.listener));
+    memcpy(hello.listener, address.uuid, sizeof(hello.listener));
     rdti_hello_encode(&hello, bytes);
-    const socklen_t addr_bytes = rdti_sockaddr_from_blob(&blob.addrs[0], &addr);
+    const socklen_t addr_bytes = rdti_sockaddr_of_ip(&address.addrs[0], &addr);
     const int fd = socket(addr.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     CHECK(fd >= 0 && connect(fd, (struct sockaddr *)&addr, addr_bytes) == 0);
     const uint64_t began_ns = test_now_ns();

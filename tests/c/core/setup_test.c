@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "pair_rig.h"
 #include "process/process.h"
-#include "wire/blob.h"
+#include "wire/address.h"
 #include "rdmatensor_ext.h"
 
 static const uint32_t transports[] = {RDT_TRANSPORT_AUTO, RDT_TRANSPORT_SHM, RDT_TRANSPORT_TCP,
@@ -160,12 +160,13 @@ open_with(rdt_context *from, rdt_context *to, const char *job, struct rdt_error 
     const struct rdt_endpoint_opts opts = {.struct_size = sizeof(opts),
                                            .peer_rank = RDT_RANK_UNKNOWN,
                                            .job_id = job};
-    uint8_t blob[RDT_BLOB_MAX_BYTES];
-    size_t blob_bytes = 0;
+    uint8_t address[RDT_ADDRESS_MAX_BYTES];
+    size_t address_bytes = 0;
     rdt_endpoint *ep;
 
-    check_ok(rdt_context_blob(to, blob, sizeof(blob), &blob_bytes, err), err, "blob");
-    rdt_status status = rdt_endpoint_open(from, blob, blob_bytes, &opts, &ep, err);
+    check_ok(rdt_context_address(to, address, sizeof(address), &address_bytes, err), err,
+             "address");
+    rdt_status status = rdt_endpoint_open(from, address, address_bytes, &opts, &ep, err);
     if (status != RDT_OK)
         return status;
     status = rdt_endpoint_wait_ready(ep, 10 * RIG_S, err);
@@ -217,11 +218,13 @@ TEST(two_jobs_share_a_pair_of_processes)
             const struct rdt_endpoint_opts opts = {.struct_size = sizeof(opts),
                                                    .peer_rank = i == 0 ? 1 : 5,
                                                    .job_id = jobs[i]};
-            uint8_t blob[RDT_BLOB_MAX_BYTES];
-            size_t blob_bytes = 0;
-            check_ok(rdt_context_blob(pair.ctx[1 - i], blob, sizeof(blob), &blob_bytes, &err), &err,
-                     "blob");
-            check_ok(rdt_endpoint_open(pair.ctx[i], blob, blob_bytes, &opts, &pair.ep[i], &err),
+            uint8_t address[RDT_ADDRESS_MAX_BYTES];
+            size_t address_bytes = 0;
+            check_ok(rdt_context_address(pair.ctx[1 - i], address, sizeof(address), &address_bytes,
+                                         &err),
+                     &err, "address");
+            check_ok(rdt_endpoint_open(pair.ctx[i], address, address_bytes, &opts, &pair.ep[i],
+                                       &err),
                      &err, "endpoint_open");
         }
         for (int i = 0; i < 2; i++)
@@ -275,17 +278,17 @@ try_context(const struct rdt_context_opts *wanted, rdt_context **out, struct rdt
     return rdt_context_open(&opts, out, err);
 }
 
-static struct rdti_blob
-blob_of(rdt_context *ctx)
+static struct rdti_address
+address_of(rdt_context *ctx)
 {
     struct rdt_error err = {0};
-    uint8_t bytes[RDT_BLOB_MAX_BYTES];
+    uint8_t bytes[RDT_ADDRESS_MAX_BYTES];
     size_t len = 0;
-    struct rdti_blob blob;
+    struct rdti_address address;
 
-    check_ok(rdt_context_blob(ctx, bytes, sizeof(bytes), &len, &err), &err, "blob");
-    check_ok(rdti_blob_decode(bytes, len, &blob, &err), &err, "blob_decode");
-    return blob;
+    check_ok(rdt_context_address(ctx, bytes, sizeof(bytes), &len, &err), &err, "address");
+    check_ok(rdti_address_decode(bytes, len, &address, &err), &err, "address_decode");
+    return address;
 }
 
 TEST(ports_stay_in_their_range)
@@ -304,9 +307,9 @@ TEST(ports_stay_in_their_range)
             check_ok(try_context(&opts, &ctx[i], &err), &err, "context_open");
             check_ok(rdt_context_add_job(ctx[i], "job", (const uint8_t *)"s", 1, 1, i, &err), &err,
                      "add_job");
-            const struct rdti_blob blob = blob_of(ctx[i]);
-            CHECK_UINT_EQ(blob.addr_count, 1);
-            CHECK_UINT_EQ(blob.addrs[0].port, 27311 + (uint64_t)i);
+            const struct rdti_address address = address_of(ctx[i]);
+            CHECK_UINT_EQ(address.addr_count, 1);
+            CHECK_UINT_EQ(address.addrs[0].port, 27311 + (uint64_t)i);
         }
         CHECK_STATUS(try_context(&opts, &third, &err), RDT_EDEVICE);
         CHECK_STR_CONTAINS(err.message, "RDMATENSOR_PORTS=27311-27312: each process");
@@ -325,10 +328,10 @@ TEST(only_the_wanted_addresses_are_published)
 
     const struct rdt_context_opts loopback = {.loopback_only = 1};
     check_ok(try_context(&loopback, &ctx, &err), &err, "context_open");
-    const struct rdti_blob blob = blob_of(ctx);
-    CHECK_UINT_GE(blob.addr_count, 1);
-    for (uint32_t i = 0; i < blob.addr_count; i++)
-        CHECK(blob.addrs[i].is_loopback);
+    const struct rdti_address address = address_of(ctx);
+    CHECK_UINT_GE(address.addr_count, 1);
+    for (uint32_t i = 0; i < address.addr_count; i++)
+        CHECK(address.addrs[i].is_loopback);
     check_ok(rdt_context_close(ctx, &err), &err, "context_close");
 
     const struct rdt_context_opts by_name = {.ifname = "lo"};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Slots whose tensors are announced by flags: all kinds, receivers that sleep, halves that come and
- * go, beside other traffic of the same endpoint. */
+ * go, next to other traffic of the same endpoint. */
 #include <pthread.h>
 #include <sched.h>
 

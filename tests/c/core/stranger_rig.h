@@ -10,36 +10,36 @@
 
 #include "connect/netaddr.h"
 #include "pair_rig.h"
-#include "wire/blob.h"
+#include "wire/address.h"
 
-static inline struct rdti_blob
-blob_of(rdt_context *ctx)
+static inline struct rdti_address
+address_of(rdt_context *ctx)
 {
     struct rdt_error err = {0};
-    uint8_t bytes[RDT_BLOB_MAX_BYTES];
+    uint8_t bytes[RDT_ADDRESS_MAX_BYTES];
     size_t len = 0;
-    struct rdti_blob blob;
+    struct rdti_address address;
 
-    check_ok(rdt_context_blob(ctx, bytes, sizeof(bytes), &len, &err), &err, "blob");
-    check_ok(rdti_blob_decode(bytes, len, &blob, &err), &err, "blob_decode");
-    return blob;
+    check_ok(rdt_context_address(ctx, bytes, sizeof(bytes), &len, &err), &err, "address");
+    check_ok(rdti_address_decode(bytes, len, &address, &err), &err, "address_decode");
+    return address;
 }
 
 /* A connection of nobody's. */
 static inline int
-knock(const struct rdti_blob *blob, bool is_unix)
+knock(const struct rdti_address *address, bool is_unix)
 {
     struct sockaddr_storage addr = {0};
     socklen_t addr_bytes;
 
     if (is_unix) {
         struct sockaddr_un *un = (struct sockaddr_un *)(void *)&addr;
-        const size_t name_bytes = strlen(blob->unix_name);
+        const size_t name_bytes = strlen(address->unix_name);
         un->sun_family = AF_UNIX;
-        memcpy(un->sun_path + 1, blob->unix_name, name_bytes);
+        memcpy(un->sun_path + 1, address->unix_name, name_bytes);
         addr_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + name_bytes);
     } else {
-        addr_bytes = rdti_sockaddr_from_blob(&blob->addrs[0], &addr);
+        addr_bytes = rdti_sockaddr_of_ip(&address->addrs[0], &addr);
     }
     const int fd = socket(addr.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     CHECK(fd >= 0);

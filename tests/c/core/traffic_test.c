@@ -5,7 +5,7 @@
 
 #include "pair_rig.h"
 #include "process/process.h"
-#include "wire/blob.h"
+#include "wire/address.h"
 #include "rdmatensor_ext.h"
 
 static const uint32_t transports[] = {RDT_TRANSPORT_SHM, RDT_TRANSPORT_TCP, RDT_TRANSPORT_VERBS};
@@ -170,13 +170,13 @@ TEST_TIMEOUT(control_messages_of_slots_are_of_their_class, 60)
 }
 
 static rdt_status
-blob_of(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap, size_t *len_out,
-        struct rdt_error *err)
+address_of(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap, size_t *len_out,
+           struct rdt_error *err)
 {
     const struct pair *pair = arg;
 
     (void)timeout_ns;
-    return rdt_context_blob(pair->ctx[rank], buf, cap, len_out, err);
+    return rdt_context_address(pair->ctx[rank], buf, cap, len_out, err);
 }
 
 /* A message of `len_bytes` came before its receive: `side` 0 sent it. A small one goes into the
@@ -225,8 +225,8 @@ TEST_TIMEOUT(copies_of_messages_are_dynamic, 60)
                                                 .size = 2,
                                                 .name = "world",
                                                 .job_id = "job",
-                                                .blob = blob_of,
-                                                .blob_arg = &pair};
+                                                .address = address_of,
+                                                .address_arg = &pair};
             check_ok(rdt_group_create(pair.ctx[i], &opts, &group[i], &err), &err, "group_create");
         }
         for (size_t s = 0; s < 2; s++) {
@@ -250,7 +250,7 @@ TEST_TIMEOUT(copies_of_messages_are_dynamic, 60)
     }
 }
 
-/* What peers tell each other beside the data: no transport moves it, and it is counted. Over tcp a
+/* What peers tell each other next to the data: no transport moves it, and it is counted. Over tcp a
  * target refuses by itself, so that the ends of regions are told to nobody. */
 TEST_TIMEOUT(side_channels_are_counted_apart, 60)
 {
@@ -285,14 +285,14 @@ open_without_shm(rdt_context *from, rdt_context *to, int32_t to_rank, rdt_endpoi
                                            .peer_rank = to_rank,
                                            .job_id = "job"};
     struct rdt_error err = {0};
-    struct rdti_blob blob;
-    uint8_t bytes[RDT_BLOB_MAX_BYTES];
+    struct rdti_address address;
+    uint8_t bytes[RDT_ADDRESS_MAX_BYTES];
     size_t len_bytes = 0;
 
-    check_ok(rdt_context_blob(to, bytes, sizeof(bytes), &len_bytes, &err), &err, "blob");
-    check_ok(rdti_blob_decode(bytes, len_bytes, &blob, &err), &err, "decode");
-    memset(blob.unix_name, 0, sizeof(blob.unix_name));
-    check_ok(rdti_blob_encode(&blob, bytes, sizeof(bytes), &len_bytes, &err), &err, "encode");
+    check_ok(rdt_context_address(to, bytes, sizeof(bytes), &len_bytes, &err), &err, "address");
+    check_ok(rdti_address_decode(bytes, len_bytes, &address, &err), &err, "decode");
+    memset(address.unix_name, 0, sizeof(address.unix_name));
+    check_ok(rdti_address_encode(&address, bytes, sizeof(bytes), &len_bytes, &err), &err, "encode");
     check_ok(rdt_endpoint_open(from, bytes, len_bytes, &opts, out, &err), &err, "open");
 }
 

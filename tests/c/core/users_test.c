@@ -13,7 +13,7 @@
 
 #include "pair_rig.h"
 #include "process/process.h"
-#include "wire/blob.h"
+#include "wire/address.h"
 #include "wire/handshake.h"
 
 #define STRANGER 65534 /* "nobody" */
@@ -170,17 +170,17 @@ describe(rdt_context *ctx, const void *word, struct prey *out)
 {
     struct rdt_error err = {0};
     struct rdti_hello hello = {.epoch = 1, .rank = 5, .transports = 2, .job_id = "job"};
-    uint8_t bytes[RDT_BLOB_MAX_BYTES];
+    uint8_t bytes[RDT_ADDRESS_MAX_BYTES];
     size_t len_bytes = 0;
-    struct rdti_blob blob;
+    struct rdti_address address;
 
-    check_ok(rdt_context_blob(ctx, bytes, sizeof(bytes), &len_bytes, &err), &err, "blob");
-    check_ok(rdti_blob_decode(bytes, len_bytes, &blob, &err), &err, "blob_decode");
+    check_ok(rdt_context_address(ctx, bytes, sizeof(bytes), &len_bytes, &err), &err, "address");
+    check_ok(rdti_address_decode(bytes, len_bytes, &address, &err), &err, "address_decode");
     *out = (struct prey){.pid = getpid(), .addr = (uintptr_t)word};
-    (void)snprintf(out->unix_name, sizeof(out->unix_name), "%s", blob.unix_name);
+    (void)snprintf(out->unix_name, sizeof(out->unix_name), "%s", address.unix_name);
     (void)snprintf(hello.library_version, sizeof(hello.library_version), "%s", rdt_version());
     memset(hello.connector, 0xab, sizeof(hello.connector));
-    memcpy(hello.listener, blob.uuid, sizeof(hello.listener));
+    memcpy(hello.listener, address.uuid, sizeof(hello.listener));
     rdti_hello_encode(&hello, out->hello);
     list_memfds(out);
 }

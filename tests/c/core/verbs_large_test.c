@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Memory that takes long to register, under the whole core: transfers go on meanwhile, and regions,
- * messages, endpoints and contexts end behind it. On the sim, which holds registrations back. */
+ * messages, endpoints and contexts end after it. On the sim, which holds registrations back. */
 #include "harness.h"
 
 #include <pthread.h>

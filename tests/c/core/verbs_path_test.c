@@ -360,9 +360,9 @@ TEST(who_comes_after_a_peer_that_was_refused_hears_why)
 {
     const struct sim_config config = sim_default();
     const struct rdt_endpoint_opts opts = {.struct_size = sizeof(opts), .job_id = "job"};
-    uint8_t blob[RDT_BLOB_MAX_BYTES];
+    uint8_t address[RDT_ADDRESS_MAX_BYTES];
     struct rdt_error err = {0};
-    size_t blob_bytes = 0;
+    size_t address_bytes = 0;
     struct pair pair;
 
     sim_begin(&config);
@@ -374,14 +374,15 @@ TEST(who_comes_after_a_peer_that_was_refused_hears_why)
         pair.ctx[i]->opts.require_transport = RDT_TRANSPORT_VERBS;
         pair.ctx[i]->found[RDT_TRANSPORT_SHM].is_viable = false;
     }
-    check_ok(rdt_context_blob(pair.ctx[0], blob, sizeof(blob), &blob_bytes, &err), &err, "blob");
+    check_ok(rdt_context_address(pair.ctx[0], address, sizeof(address), &address_bytes, &err), &err,
+             "address");
     endpoint_make(pair.ctx[0], pair.ctx[1], 1, &pair.ep[0]);
     CHECK_STATUS(rdt_endpoint_wait_ready(pair.ep[0], 20 * RIG_S, &err), RDT_EMISMATCH);
     rdt_endpoint_close(pair.ep[0]);
     for (int i = 0; i < 2; i++)
         pair.ctx[i]->found[RDT_TRANSPORT_SHM].is_viable = true;
     check_ok(rdt_context_close(pair.ctx[0], &err), &err, "context_close");
-    check_ok(rdt_endpoint_open(pair.ctx[1], blob, blob_bytes, &opts, &pair.ep[1], &err), &err,
+    check_ok(rdt_endpoint_open(pair.ctx[1], address, address_bytes, &opts, &pair.ep[1], &err), &err,
              "endpoint_open");
     const rdt_status status = rdt_endpoint_wait_ready(pair.ep[1], 20 * RIG_S, &err);
     CHECK_MSG(status == RDT_EMISMATCH, "%s: %s", rdt_status_name(status), err.message);

@@ -40,13 +40,13 @@ struct team {
 };
 
 static rdt_status
-blob_of(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap, size_t *len_out,
-        struct rdt_error *err)
+address_of(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap, size_t *len_out,
+           struct rdt_error *err)
 {
     const struct team *team = arg;
 
     (void)timeout_ns;
-    return rdt_context_blob(team->ctx[rank], buf, cap, len_out, err);
+    return rdt_context_address(team->ctx[rank], buf, cap, len_out, err);
 }
 
 static void
@@ -63,8 +63,8 @@ open_team(struct team *team, uint32_t transport)
                                             .name = "world",
                                             .job_id = "job",
                                             .timeout_ns = 15 * S,
-                                            .blob = blob_of,
-                                            .blob_arg = team};
+                                            .address = address_of,
+                                            .address_arg = team};
         CHECK_OK(rdt_group_create(team->ctx[i], &opts, &team->group[i], &err), &err);
     }
 }

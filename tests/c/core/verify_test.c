@@ -286,14 +286,14 @@ TEST(tensors_born_in_a_slot_are_compared)
 /* ---- Set-up ------------------------------------------------------------------------------ */
 
 static rdt_status
-open_at(rdt_context *from, const uint8_t *blob, size_t blob_bytes, int32_t rank, rdt_endpoint **out,
-        struct rdt_error *err)
+open_at(rdt_context *from, const uint8_t *address, size_t address_bytes, int32_t rank,
+        rdt_endpoint **out, struct rdt_error *err)
 {
     const struct rdt_endpoint_opts opts = {.struct_size = sizeof(opts),
                                            .peer_rank = rank,
                                            .job_id = "job"};
 
-    return rdt_endpoint_open(from, blob, blob_bytes, &opts, out, err);
+    return rdt_endpoint_open(from, address, address_bytes, &opts, out, err);
 }
 
 static void
@@ -308,7 +308,7 @@ check_differs(const struct rdt_error *err)
 TEST(a_rank_that_verifies_and_one_that_does_not_refuse_each_other)
 {
     for (int i = pair_first_transport(); i < 3; i++) {
-        uint8_t blobs[2][RDT_BLOB_MAX_BYTES];
+        uint8_t addresses[2][RDT_ADDRESS_MAX_BYTES];
         size_t bytes[2];
         struct pair pair;
         struct rdt_error err = {0};
@@ -316,18 +316,20 @@ TEST(a_rank_that_verifies_and_one_that_does_not_refuse_each_other)
         pair.ctx[0] = make(transports[i], RDT_VERIFY_CRC32C, 0);
         pair.ctx[1] = make(transports[i], RDT_VERIFY_OFF, 1);
         for (int k = 0; k < 2; k++) {
-            CHECK_OK(rdt_context_blob(pair.ctx[k], blobs[k], sizeof(blobs[k]), &bytes[k], &err),
+            CHECK_OK(rdt_context_address(pair.ctx[k], addresses[k], sizeof(addresses[k]), &bytes[k],
+                                         &err),
                      &err);
-            CHECK_UINT_EQ(blobs[k][126], k == 0 ? 1 : 0);
+            CHECK_UINT_EQ(addresses[k][126], k == 0 ? 1 : 0);
         }
         for (int k = 0; k < 2; k++) {
-            CHECK_INT_EQ(open_at(pair.ctx[k], blobs[1 - k], bytes[1 - k], 1 - k, &pair.ep[k], &err),
+            CHECK_INT_EQ(open_at(pair.ctx[k], addresses[1 - k], bytes[1 - k], 1 - k, &pair.ep[k],
+                                 &err),
                          RDT_EMISMATCH);
             check_differs(&err);
         }
         for (int k = 0; k < 2; k++) {
-            blobs[1 - k][126] ^= 1;
-            CHECK_OK(open_at(pair.ctx[k], blobs[1 - k], bytes[1 - k], 1 - k, &pair.ep[k], &err),
+            addresses[1 - k][126] ^= 1;
+            CHECK_OK(open_at(pair.ctx[k], addresses[1 - k], bytes[1 - k], 1 - k, &pair.ep[k], &err),
                      &err);
         }
         for (int k = 0; k < 2; k++) {

@@ -248,7 +248,7 @@ free_memory(struct member *m)
     m->region = NULL;
 }
 
-/* Each round in memory of its own, freed behind it. */
+/* Each round in memory of its own, freed after it. */
 static void *
 run_moving_member(void *arg)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Ranks as forked processes with a group over the real core; blobs go through a shared page. */
+ * Ranks as forked processes with a group over the real core; addresses go through a shared page. */
 #ifndef RDTI_TESTS_RANKS_RIG_H
 #define RDTI_TESTS_RANKS_RIG_H
 
@@ -17,8 +17,8 @@ struct ranks_board {
     struct {
         _Atomic uint32_t is_there;
         uint32_t len_bytes;
-        uint8_t bytes[RDT_BLOB_MAX_BYTES];
-    } blobs[RANKS_MAX];
+        uint8_t bytes[RDT_ADDRESS_MAX_BYTES];
+    } addresses[RANKS_MAX];
     _Atomic uint32_t arrived;
     _Atomic uint64_t marks[RANKS_MAX]; /* free use of a test */
 };
@@ -41,19 +41,19 @@ ranks_ok(const struct rank *r, rdt_status status, const struct rdt_error *err, c
 }
 
 static inline rdt_status
-ranks_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap, size_t *len_out,
-           struct rdt_error *err)
+ranks_address(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap,
+              size_t *len_out, struct rdt_error *err)
 {
     struct ranks_board *board = arg;
 
     (void)timeout_ns;
     (void)err;
     /* acquire: pairs with the release in ranks_join() */
-    while (atomic_load_explicit(&board->blobs[rank].is_there, memory_order_acquire) == 0)
+    while (atomic_load_explicit(&board->addresses[rank].is_there, memory_order_acquire) == 0)
         (void)sched_yield();
-    CHECK(board->blobs[rank].len_bytes <= cap);
-    memcpy(buf, board->blobs[rank].bytes, board->blobs[rank].len_bytes);
-    *len_out = board->blobs[rank].len_bytes;
+    CHECK(board->addresses[rank].len_bytes <= cap);
+    memcpy(buf, board->addresses[rank].bytes, board->addresses[rank].len_bytes);
+    *len_out = board->addresses[rank].len_bytes;
     return RDT_OK;
 }
 
@@ -78,8 +78,8 @@ ranks_join(struct rank *r, uint32_t transport)
         .name = "world",
         .job_id = "job",
         .timeout_ns = 20 * RANKS_S,
-        .blob = ranks_blob,
-        .blob_arg = r->board,
+        .address = ranks_address,
+        .address_arg = r->board,
     };
 
     ranks_ok(r, rdt_context_open(&opts, &r->ctx, &err), &err, "context_open");
@@ -88,11 +88,11 @@ ranks_join(struct rank *r, uint32_t transport)
                                  &err),
              &err, "add_job");
     ranks_ok(r,
-             rdt_context_blob(r->ctx, r->board->blobs[r->rank].bytes, RDT_BLOB_MAX_BYTES,
-                              &len_bytes, &err),
-             &err, "blob");
-    r->board->blobs[r->rank].len_bytes = (uint32_t)len_bytes;
-    atomic_store_explicit(&r->board->blobs[r->rank].is_there, 1, memory_order_release);
+             rdt_context_address(r->ctx, r->board->addresses[r->rank].bytes, RDT_ADDRESS_MAX_BYTES,
+                                 &len_bytes, &err),
+             &err, "address");
+    r->board->addresses[r->rank].len_bytes = (uint32_t)len_bytes;
+    atomic_store_explicit(&r->board->addresses[r->rank].is_there, 1, memory_order_release);
     ranks_ok(r, rdt_group_create(r->ctx, &group, &r->group, &err), &err, "group_create");
 }
 

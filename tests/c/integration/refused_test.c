@@ -136,8 +136,8 @@ struct life {
     rdt_group *group[2];
     rdt_slot *slot;       /* of 1 */
     rdt_slot_tx *slot_tx; /* of 0 */
-    uint8_t blobs[2][RDT_BLOB_MAX_BYTES];
-    size_t blob_bytes[2];
+    uint8_t addresses[2][RDT_ADDRESS_MAX_BYTES];
+    size_t address_bytes[2];
     uint8_t *src;
     uint8_t *dst;
     const char *step; /* the last one */
@@ -180,9 +180,9 @@ open_context(struct life *l, uint32_t i)
         rdt_context_add_job(l->ctx[i], "job", (const uint8_t *)"key", 3, 0, (int32_t)i, &l->err);
     if (status != RDT_OK)
         return status;
-    l->step = "blob";
-    return rdt_context_blob(l->ctx[i], l->blobs[i], sizeof(l->blobs[i]), &l->blob_bytes[i],
-                            &l->err);
+    l->step = "address";
+    return rdt_context_address(l->ctx[i], l->addresses[i], sizeof(l->addresses[i]),
+                               &l->address_bytes[i], &l->err);
 }
 
 static rdt_status
@@ -195,7 +195,7 @@ connect_both(struct life *l)
                                                .peer_rank = 1 - (int32_t)i,
                                                .job_id = "job"};
         l->step = "endpoint_open";
-        status = rdt_endpoint_open(l->ctx[i], l->blobs[1 - i], l->blob_bytes[1 - i], &opts,
+        status = rdt_endpoint_open(l->ctx[i], l->addresses[1 - i], l->address_bytes[1 - i], &opts,
                                    &l->ep[i], &l->err);
     }
     for (uint32_t i = 0; status == RDT_OK && i < 2; i++) {
@@ -271,16 +271,16 @@ move_slot(struct life *l)
 }
 
 static rdt_status
-give_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap, size_t *len_out,
-          struct rdt_error *err)
+give_address(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap,
+             size_t *len_out, struct rdt_error *err)
 {
     const struct life *l = arg;
 
     (void)timeout_ns;
     (void)err;
-    CHECK(l->blob_bytes[rank] <= cap);
-    memcpy(buf, l->blobs[rank], l->blob_bytes[rank]);
-    *len_out = l->blob_bytes[rank];
+    CHECK(l->address_bytes[rank] <= cap);
+    memcpy(buf, l->addresses[rank], l->address_bytes[rank]);
+    *len_out = l->address_bytes[rank];
     return RDT_OK;
 }
 
@@ -337,8 +337,8 @@ use_group(struct life *l)
                                             .name = "world",
                                             .job_id = "job",
                                             .timeout_ns = patience_ns(PATIENCE_S),
-                                            .blob = give_blob,
-                                            .blob_arg = l};
+                                            .address = give_address,
+                                            .address_arg = l};
         l->step = "group_create";
         status = rdt_group_create(l->ctx[i], &opts, &l->group[i], &l->err);
     }

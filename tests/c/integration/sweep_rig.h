@@ -23,7 +23,7 @@
  * others by. */
 #define SWEEP_SILENCE_S 2.0
 /* Who died before it told where it listens is missed at this deadline only. */
-#define SWEEP_BLOB_S 1.0
+#define SWEEP_ADDRESS_S 1.0
 /* Of the set-up of a path, which a stopped rank keeps waiting for it. */
 #define SWEEP_SETUP_S 5.0
 /* Of an operation, far above what any survivor waits: what ends by it is a hang. */
@@ -63,7 +63,7 @@ static const struct {
     const char *name;
     const char *words;
     const char *calls;
-} sweep_phases[SWEEP_PHASES] = {{"context", NULL, "context_open add_job context_blob"},
+} sweep_phases[SWEEP_PHASES] = {{"context", NULL, "context_open add_job context_address"},
                                 {"connect", "barrier", SWEEP_COLL},
                                 {"prepare", NULL,
                                  "group_endpoint region " SWEEP_COLL
@@ -123,8 +123,8 @@ struct sweep_rank {
     struct {
         _Atomic uint32_t is_there;
         uint32_t len_bytes;
-        uint8_t bytes[RDT_BLOB_MAX_BYTES];
-    } blob;
+        uint8_t bytes[RDT_ADDRESS_MAX_BYTES];
+    } address;
 };
 
 struct sweep_board {

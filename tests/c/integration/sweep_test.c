@@ -16,7 +16,7 @@
 #define COVERED 0.8
 #define POINTS_MAX 10000
 /* From a kill to the last survivor's error, as one host promises it, and what is added where the
- * machine has no core free: a bare fork, kill and waitpid is timed beside each kill (its end, and
+ * machine has no core free: a bare fork, kill and waitpid is timed next to each kill (its end, and
  * one wake-up), and between a kill and the last error lie about ten such steps: the end, the
  * progress thread of each of three survivors, the news that one tells the others, the thread that
  * waits, its error; each twice, as the rank's own threads take turns as well. */

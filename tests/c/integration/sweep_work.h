@@ -10,7 +10,7 @@
 
 #define SWEEP_ROUNDS 2 /* of each phase that is not the point's: both buffers of a slot */
 #define SWEEP_COUNT_ELSEWHERE UINT64_C(100)
-#define SWEEP_SLICE_NS (20 * SWEEP_MS) /* between two looks whether the group stands */
+#define SWEEP_SLICE_NS (20 * SWEEP_MS) /* between two checks whether the group stands */
 
 struct sweep {
     struct sweep_board *board;
@@ -20,7 +20,7 @@ struct sweep {
     uint32_t size;
     rdt_context *ctx;
     rdt_group *group;
-    /* members of a group by their place on the board, for its blobs */
+    /* members of a group by their place on the board, for its addresses */
     uint32_t members[SWEEP_RANKS_MAX];
     int64_t *send; /* size * count elements each */
     int64_t *recv;
@@ -68,16 +68,16 @@ sweep_note(struct sweep *s, const char *call, rdt_status status)
 /* ---- Groups ---------------------------------------------------------------------------------- */
 
 static inline rdt_status
-sweep_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap, size_t *len_out,
-           struct rdt_error *err)
+sweep_address(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap,
+              size_t *len_out, struct rdt_error *err)
 {
     const struct sweep *s = arg;
     struct sweep_rank *other = &s->board->ranks[s->members[rank]];
-    const uint64_t deadline_ns = test_now_ns() + sweep_wait_out_ns(SWEEP_BLOB_S);
+    const uint64_t deadline_ns = test_now_ns() + sweep_wait_out_ns(SWEEP_ADDRESS_S);
 
     (void)timeout_ns;
     /* acquire: pairs with the release in sweep_open() */
-    while (atomic_load_explicit(&other->blob.is_there, memory_order_acquire) == 0) {
+    while (atomic_load_explicit(&other->address.is_there, memory_order_acquire) == 0) {
         if (test_now_ns() > deadline_ns) {
             if (err != NULL) {
                 err->status = RDT_ETIMEDOUT;
@@ -89,9 +89,9 @@ sweep_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t c
         }
         test_sleep_ns(SWEEP_MS / 10);
     }
-    CHECK(other->blob.len_bytes <= cap);
-    memcpy(buf, other->blob.bytes, other->blob.len_bytes);
-    *len_out = other->blob.len_bytes;
+    CHECK(other->address.len_bytes <= cap);
+    memcpy(buf, other->address.bytes, other->address.len_bytes);
+    *len_out = other->address.len_bytes;
     return RDT_OK;
 }
 
@@ -109,8 +109,8 @@ sweep_make_group(struct sweep *s, const char *name)
                                         .job_id = "job",
                                         .global_ranks = global,
                                         .timeout_ns = sweep_patience_ns(SWEEP_OPERATION_S),
-                                        .blob = sweep_blob,
-                                        .blob_arg = s};
+                                        .address = sweep_address,
+                                        .address_arg = s};
     return sweep_note(s, "group_create", rdt_group_create(s->ctx, &opts, &s->group, &s->err));
 }
 
@@ -134,12 +134,12 @@ sweep_open(struct sweep *s)
                             rdt_context_add_job(s->ctx, "job", (const uint8_t *)"key", 3, 0,
                                                 (int32_t)s->rank, &s->err));
     if (status == RDT_OK)
-        status = sweep_note(s, "context_blob",
-                            rdt_context_blob(s->ctx, s->self->blob.bytes, RDT_BLOB_MAX_BYTES,
-                                             &len_bytes, &s->err));
-    s->self->blob.len_bytes = (uint32_t)len_bytes;
+        status = sweep_note(s, "context_address",
+                            rdt_context_address(s->ctx, s->self->address.bytes,
+                                                RDT_ADDRESS_MAX_BYTES, &len_bytes, &s->err));
+    s->self->address.len_bytes = (uint32_t)len_bytes;
     if (status == RDT_OK)
-        atomic_store_explicit(&s->self->blob.is_there, 1, memory_order_release);
+        atomic_store_explicit(&s->self->address.is_there, 1, memory_order_release);
     return status;
 }
 

@@ -15,7 +15,7 @@ enum fake_frame_type {
     FAKE_FRAME_WORDS = 4
 };
 
-/* One packet; descriptors travel beside it. Both ends are the same program. */
+/* One packet; descriptors travel next to it. Both ends are the same program. */
 struct fake_frame {
     uint32_t type;
     uint32_t segment;

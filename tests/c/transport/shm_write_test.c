@@ -282,7 +282,7 @@ TEST(stale_generation_is_refused)
     close_pair();
 }
 
-/* The generation ends while the op waits: it must not be written, those behind it must. */
+/* The generation ends while the op waits: it must not be written, those after it must. */
 TEST(queued_write_looks_at_the_generation_again)
 {
     struct fake_op stale;

@@ -229,7 +229,7 @@ TEST(each_link_that_does_not_meet_has_its_own_reason)
 /* ---- A device that refuses ------------------------------------------------------------------ */
 
 /* What the first link lost fills a chain, which goes when SETTLED is added: nothing is left then
- * for the op that waits behind it. */
+ * for the op that waits after it. */
 TEST(the_last_device_may_refuse_what_another_lost)
 {
     static const uint8_t byte = 7;

@@ -219,7 +219,7 @@ check_forged(struct verbs_pair *p, const struct rdt_remote_region *forged, bool 
 }
 
 /* Whoever has a description may write another into it: past the end of the piece, before its begin,
- * and where nothing is. Before the key is here, and behind it. */
+ * and where nothing is. Before the key is here, and after it. */
 TEST(a_forged_range_reaches_nothing)
 {
     const struct sim_config config = sim_default();

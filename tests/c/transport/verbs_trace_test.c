@@ -286,7 +286,7 @@ TEST(successes_complete_alike)
     close_ends(e);
 }
 
-/* A key that may not read, and what stands behind it. */
+/* A key that may not read, and what stands after it. */
 TEST(a_refused_key_ends_both_qps_alike)
 {
     struct end e[2];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Random values of what verbs lanes tell each other; included by codecs.h, behind its helpers. */
+ * Random values of what verbs lanes exchange; codecs_values.h includes it after its helpers. */
 #ifndef RDT_TESTS_WIRE_CODECS_VERBS_H
 #define RDT_TESTS_WIRE_CODECS_VERBS_H
 

@@ -47,7 +47,7 @@ TEST(a_card_refuses_each_bad_field)
     union any_value out;
 
     rdti_card_encode(&sample, wire);
-    wire[24] = 0x55; /* at the region's end, and behind it */
+    wire[24] = 0x55; /* at the region's end, and after it */
     CHECK_INT_EQ(decode_strictly(codec, wire, sizeof(wire), &out), RDT_OK);
     wire[24] = 0x56;
     CHECK_INT_EQ(decode_strictly(codec, wire, sizeof(wire), &out), RDT_EPROTO);

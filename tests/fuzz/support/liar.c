@@ -24,19 +24,19 @@
 #define PATIENCE_NS UINT64_C(10000000000)
 
 static int
-knock(const struct rdti_blob *blob, bool is_unix)
+knock(const struct rdti_address *address, bool is_unix)
 {
     struct sockaddr_storage addr = {0};
     socklen_t addr_bytes;
 
     if (is_unix) {
         struct sockaddr_un *un = (struct sockaddr_un *)(void *)&addr;
-        const size_t name_bytes = strlen(blob->unix_name);
+        const size_t name_bytes = strlen(address->unix_name);
         un->sun_family = AF_UNIX;
-        memcpy(un->sun_path + 1, blob->unix_name, name_bytes);
+        memcpy(un->sun_path + 1, address->unix_name, name_bytes);
         addr_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + name_bytes);
     } else {
-        addr_bytes = rdti_sockaddr_from_blob(&blob->addrs[0], &addr);
+        addr_bytes = rdti_sockaddr_of_ip(&address->addrs[0], &addr);
     }
     const int fd = socket(addr.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     CHECK_INT_GE(fd, 0);
@@ -78,15 +78,15 @@ void
 liar_begin(struct liar *liar, rdt_context *ctx, bool is_unix, uint64_t number)
 {
     struct rdt_error err = {0};
-    uint8_t bytes[RDT_BLOB_MAX_BYTES];
+    uint8_t bytes[RDT_ADDRESS_MAX_BYTES];
     size_t len_bytes = 0;
 
     *liar = (struct liar){.ctx = ctx, .data_fd = -1};
-    CHECK_OK(rdt_context_blob(ctx, bytes, sizeof(bytes), &len_bytes, &err), &err);
-    CHECK_OK(rdti_blob_decode(bytes, len_bytes, &liar->blob, &err), &err);
+    CHECK_OK(rdt_context_address(ctx, bytes, sizeof(bytes), &len_bytes, &err), &err);
+    CHECK_OK(rdti_address_decode(bytes, len_bytes, &liar->address, &err), &err);
     memset(liar->uuid, 0xab, sizeof(liar->uuid));
     rdti_put_u64(liar->uuid, number);
-    liar->fd = knock(&liar->blob, is_unix);
+    liar->fd = knock(&liar->address, is_unix);
 }
 
 static void
@@ -98,12 +98,12 @@ authenticate(struct liar *liar)
     uint8_t auth_bytes[RDTI_AUTH_BYTES];
     struct rdti_auth auth;
 
-    if (liar->blob.verify != RDT_VERIFY_OFF)
+    if (liar->address.verify != RDT_VERIFY_OFF)
         hello.transports |= RDTI_TRANSPORTS_VERIFY;
     (void)snprintf(hello.library_version, sizeof(hello.library_version), "%s", rdt_version());
     (void)snprintf(hello.job_id, sizeof(hello.job_id), JOB);
     memcpy(hello.connector, liar->uuid, sizeof(hello.connector));
-    memcpy(hello.listener, liar->blob.uuid, sizeof(hello.listener));
+    memcpy(hello.listener, liar->address.uuid, sizeof(hello.listener));
     memset(hello.nonce, 0x11, sizeof(hello.nonce));
     rdti_hello_encode(&hello, hello_bytes);
     liar_say(liar->fd, hello_bytes, sizeof(hello_bytes));
@@ -160,7 +160,7 @@ join(struct liar *liar)
     rdti_join_encode(&join, bytes);
     rdti_join_mac(liar->session_key, bytes, join.mac);
     rdti_join_encode(&join, bytes);
-    liar->data_fd = knock(&liar->blob, false);
+    liar->data_fd = knock(&liar->address, false);
     liar_say(liar->data_fd, bytes, sizeof(bytes));
     hear(liar, liar->data_fd, ready, sizeof(ready), "the stream's READY");
 }

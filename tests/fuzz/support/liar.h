@@ -8,7 +8,7 @@
 #include "fuzz.h"
 
 #include "process/process.h"
-#include "wire/blob.h"
+#include "wire/address.h"
 #include "wire/endpoint/frame.h"
 #include "wire/handshake.h"
 
@@ -16,7 +16,7 @@ enum liar_stage { LIAR_STRANGER, LIAR_AUTHENTICATED, LIAR_JOINED, LIAR_READY, LI
 
 struct liar {
     rdt_context *ctx; /* the one that is lied to; not ours */
-    struct rdti_blob blob;
+    struct rdti_address address;
     uint8_t uuid[RDT_UUID_BYTES];
     int fd;      /* the side channel */
     int data_fd; /* the tcp lane's stream, or -1 */

@@ -30,7 +30,7 @@ class Plain(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions beside a shortcut."""
+    """1x1, 3x3 and 1x1 convolutions next to a shortcut."""
 
     def __init__(self, inside: int, width: int, outside: int, stride: int) -> None:
         super().__init__()

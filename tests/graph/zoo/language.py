@@ -28,7 +28,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a perceptron, each behind a norm and beside a shortcut."""
+    """Attention and a perceptron, each behind a norm and next to a shortcut."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The address blob: the addresses at which a process listens. Its owner publishes it in a key-value
+ * The address: the addresses at which a process listens. Its owner publishes it in a key-value
  * store, so it is untrusted input. */
-#ifndef RDTI_WIRE_BLOB_H
-#define RDTI_WIRE_BLOB_H
+#ifndef RDTI_WIRE_ADDRESS_H
+#define RDTI_WIRE_ADDRESS_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -10,19 +10,20 @@
 #include "rdmatensor.h"
 #include "wire/handshake.h"
 
-#define RDTI_BLOB_ADDRS_MAX 16
+#define RDTI_ADDRESS_IPS_MAX 16
 #define RDTI_HOST_HINT_BYTES 16
 #define RDTI_IPV4_BYTES 4
 #define RDTI_IPV6_BYTES 16
 #define RDTI_UNIX_NAME_BYTES \
     64 /* abstract name without the leading NUL, NUL-terminated; empty: none */
 
-#define RDTI_BLOB_FIXED_BYTES \
+#define RDTI_ADDRESS_FIXED_BYTES \
     (8 + RDTI_VERSION_BYTES + RDT_UUID_BYTES + RDTI_HOST_HINT_BYTES + 4 + RDTI_UNIX_NAME_BYTES + 4)
-#define RDTI_BLOB_ADDR_BYTES (8 + RDTI_IPV6_BYTES)
-#define RDTI_BLOB_BYTES_MAX (RDTI_BLOB_FIXED_BYTES + RDTI_BLOB_ADDRS_MAX * RDTI_BLOB_ADDR_BYTES)
+#define RDTI_ADDRESS_IP_BYTES (8 + RDTI_IPV6_BYTES)
+#define RDTI_ADDRESS_BYTES_MAX \
+    (RDTI_ADDRESS_FIXED_BYTES + RDTI_ADDRESS_IPS_MAX * RDTI_ADDRESS_IP_BYTES)
 
-struct rdti_blob_addr {
+struct rdti_address_ip {
     uint8_t family; /* 4 or 6 */
     uint8_t is_loopback;
     uint16_t port;
@@ -30,7 +31,7 @@ struct rdti_blob_addr {
     uint8_t addr[RDTI_IPV6_BYTES]; /* network order; IPv4 in the first 4 bytes */
 };
 
-struct rdti_blob {
+struct rdti_address {
     char library_version[RDTI_VERSION_BYTES];
     uint8_t uuid[RDT_UUID_BYTES];
     /* hash of the boot id: equal hashes only suggest the same host */
@@ -39,16 +40,16 @@ struct rdti_blob {
     char unix_name[RDTI_UNIX_NAME_BYTES];
     uint32_t addr_count; /* 16 bits, as the next */
     uint32_t verify;     /* RDT_VERIFY_*: a rank with another setting fails at once */
-    struct rdti_blob_addr addrs[RDTI_BLOB_ADDRS_MAX];
+    struct rdti_address_ip addrs[RDTI_ADDRESS_IPS_MAX];
 };
 
-/* Writes at most RDTI_BLOB_BYTES_MAX; RDT_EINVAL if cap is too small or a field is out of range.
- * The blob begins with the head of handshake.h. */
-rdt_status rdti_blob_encode(const struct rdti_blob *in, uint8_t *buf, size_t cap, size_t *len_out,
-                            struct rdt_error *err);
+/* Writes at most RDTI_ADDRESS_BYTES_MAX; RDT_EINVAL if cap is too small or a field is out of range.
+ * The address begins with the head of handshake.h. */
+rdt_status rdti_address_encode(const struct rdti_address *in, uint8_t *buf, size_t cap,
+                               size_t *len_out, struct rdt_error *err);
 /* RDT_EPROTO, RDT_EVERSION (naming both wire and library versions). *out is untouched on
  * failure. */
-rdt_status rdti_blob_decode(const uint8_t *buf, size_t len_bytes, struct rdti_blob *out,
-                            struct rdt_error *err);
+rdt_status rdti_address_decode(const uint8_t *buf, size_t len_bytes, struct rdti_address *out,
+                               struct rdt_error *err);
 
 #endif
