@@ -8,10 +8,9 @@
  *
  *   rdtperf shm_write [--size N] [--rounds N] [--count N]
  *
- * write_many - a list of blocks with one notification against one write of their sum. "in order":
- * block i goes where a single write would put it; "shuffled": the blocks lie in another order on
- * both sides; "one by one": a write for each block, the last with the notification. A sample ends
- * when the call returns.
+ * write_many - a list of blocks with one notification against one write of their sum. Block i goes
+ * where a single write would put it; "shuffled": the list has them in any order; "one by one": a
+ * write for each block, the last with the notification. A sample ends when the call returns.
  *
  *   rdtperf write_many [--transport shm|tcp] [--blocks N] [--size N] [--rounds N] [--count N]
  *
@@ -40,7 +39,6 @@ struct writer {
     void (*write)(const struct ends *e, char *dst);
     bool notifies; /* the reader waits for a notification; else for the board's flag */
     bool is_own;   /* into the other mapping */
-    bool is_mirrored;
 };
 
 struct ends {
@@ -215,21 +213,6 @@ run_writes(void *ends, const struct perf_way *way, uint64_t n)
 
 /* ---- Set-up ------------------------------------------------------------------------------ */
 
-/* Block i at the place from which the shuffled list brings it to where block i belongs. */
-static void
-fill_mirrored(struct ends *e)
-{
-    const size_t block_bytes = e->options->len_bytes;
-    char *plain = bench_map(e->len_bytes, MAP_PRIVATE);
-
-    bench_fill(plain, e->len_bytes, e->seed);
-    for (size_t i = 0; i < e->options->blocks; i++)
-        memcpy(e->src + (e->options->blocks - 1 - i) * block_bytes, plain + i * block_bytes,
-               block_bytes);
-    (void)munmap(plain, e->len_bytes);
-}
-
-/* The shuffled list is mirrored on the other side, so that neither side's order is the other's. */
 static void
 build_lists(struct ends *e)
 {
@@ -244,7 +227,6 @@ build_lists(struct ends *e)
     for (uint64_t i = 0; i < count; i++) {
         e->in_order[i] = (struct rdt_block){e->src + i * block_bytes, block_bytes, i * block_bytes};
         e->shuffled[i] = e->in_order[i];
-        e->shuffled[i].dst_off = (count - 1 - i) * block_bytes;
     }
     for (uint64_t i = count - 1; i > 0; i--) {
         random ^= random << 13;
@@ -271,9 +253,7 @@ measure(struct ends *e, const struct perf_way *ways, size_t count, const char *f
 
     for (size_t i = 0; i < count; i++) {
         e->seed = 1 + i;
-        if (e->pair->side == 0 && e->writers[ways[i].number].is_mirrored)
-            fill_mirrored(e);
-        else if (e->pair->side == 0)
+        if (e->pair->side == 0)
             bench_fill(e->src, e->len_bytes, e->seed);
         perf_take_one(e->pair, &loop, i);
     }
@@ -350,7 +330,7 @@ run_write_many(struct pair *p)
     static const struct writer writers[] = {
         {.write = write_once, .notifies = true},
         {.write = write_in_order, .notifies = true},
-        {.write = write_shuffled, .notifies = true, .is_mirrored = true},
+        {.write = write_shuffled, .notifies = true},
         {.write = write_one_by_one, .notifies = true},
     };
     static const struct perf_way ways[] = {
