@@ -133,28 +133,19 @@ def missing(peer: str, why: str) -> Record:
     return {"topic": "p2p", "peer": peer, "missing": why, "get": ""}
 
 
-def rdtperf(command: str, *words: str, **more: Mapping[str, str] | None) -> list[Record]:
-    """Run a command of rdtperf for records of it and of its floor."""
-    return programs.run(command, *words, environment=more.get("environment"))
+def record_of(one: Record, name: str, peer: str, timed: str, **more: object) -> Record:
+    """Return the record of a turn from what a program printed."""
+    wait = samples.WAITS[str(one.get("wait", "spin"))]
+    how = {"language": "C", "wait": wait, "timed": timed}
+    path, size = text(one, "transport"), number(one, "size")
+    fields = {**samples.p2p_fields(name, peer, path, size, **how), **more}
+    return samples.turn(fields, samples.raw_of(one), one if "samples" in one else None)
 
 
-def of_program(found: Record, fields: Record, timed: str, floor: str) -> Record:
-    """Return the record of a turn; floor: what the program's floor does.
-
-    Processor time and switches are kept where the program counts them.
-    """
-    is_floor = found["name"] == FLOOR
-    name = floor if is_floor else RDMATENSOR
-    shared = samples.p2p_fields(
-        name,
-        FLOOR if is_floor else RDMATENSOR,
-        text(found, "transport"),
-        number(found, "size"),
-        language="C",
-        wait=samples.WAITS[text(found, "wait")],
-        timed=timed,
-    )
-    return samples.turn({**shared, **fields}, samples.raw_of(found), found)
+def _of_program(one: Record, timed: str, floor: str, **more: object) -> Record:
+    """The same of the library, or of what the program's floor does."""
+    who = (floor, FLOOR) if one["name"] == FLOOR else (RDMATENSOR, RDMATENSOR)
+    return record_of(one, *who, timed, **more)
 
 
 def floor_of(transport: str) -> str:
@@ -173,34 +164,26 @@ def words_of(transport: str, size: int, count: int, times: int, *more: str) -> t
 
 def latency(words: Sequence[str], *, has_floor: bool) -> list[Record]:
     return [
-        of_program(
+        _of_program(
             one,
-            {name: number(one, name) for name in samples.SLEPT},
             samples.HALF,
             floor_of(text(one, "transport")),
+            **{name: number(one, name) for name in samples.SLEPT},
         )
-        for one in rdtperf("latency", *words)
+        for one in programs.run("latency", *words)
         if has_floor or one["name"] == RDMATENSOR
     ]
 
 
 def shm_write(size: int, *, has_floor: bool, is_quick: bool) -> list[Record]:
     times = max(3, min(100, (32 if is_quick else 256) * MIB // size))
-    how = {"language": "C", "wait": samples.WAITS["spin"], "timed": KNOWN}
-    records = []
-    for one in rdtperf("shm_write", "--size", str(size), "--rounds", str(times)):
-        name = text(one, "name")
-        is_copy = name != RDMATENSOR
-        if has_floor or not is_copy:
-            fields = samples.p2p_fields(
-                f"copy: {name}" if is_copy else name,
-                FLOOR if is_copy else RDMATENSOR,
-                "shm",
-                size,
-                **how,
-            )
-            records.append(samples.turn(fields, samples.raw_of(one), one))
-    return records
+    return [
+        record_of(one, RDMATENSOR, RDMATENSOR, KNOWN)
+        if one["name"] == RDMATENSOR
+        else record_of(one, f"copy: {one['name']}", FLOOR, KNOWN)
+        for one in programs.run("shm_write", "--size", str(size), "--rounds", str(times))
+        if has_floor or one["name"] == RDMATENSOR
+    ]
 
 
 def tensors(
@@ -215,12 +198,9 @@ def tensors(
     is_short = settings.is_quick or transport == VERBS
     most, volume = (100, 4 * MIB) if is_short else (500, 32 * MIB)
     words = words_of(transport, size, max(2, min(most, volume // size)), 3)
-    how = {"language": "C", "wait": samples.WAITS["spin"], "timed": TENSOR}
     return [
-        samples.turn(
-            samples.p2p_fields(name, peer, transport, size, **how), samples.raw_of(one), one
-        )
-        for one in rdtperf("tensors", *words, environment=environment)
+        record_of({**one, "transport": transport, "size": size}, name, peer, TENSOR)
+        for one in programs.run("tensors", *words, environment=environment)
         for name, peer in [_TENSORS[text(one, "name")]]
         if has_copies or peer == RDMATENSOR
     ]
@@ -229,7 +209,7 @@ def tensors(
 def row(command: str, words: Sequence[str], *, has_floor: bool) -> list[Record]:
     return [
         row_record(one, is_read=command == "reads")
-        for one in rdtperf(command, *words)
+        for one in programs.run(command, *words)
         if has_floor or one["name"] == RDMATENSOR
     ]
 
@@ -240,27 +220,19 @@ def row_record(one: Record, *, is_read: bool = False) -> Record:
     more: Record = {"depth": int(depth), **{name: number(one, name) for name in samples.COSTS}}
     if is_read:
         floor = "plain socket" if transport == "tcp" else "memcpy"
-        return of_program(one, more, timed_read(depth), floor)
+        return _of_program(one, timed_read(depth), floor, **more)
     ways = WAYS[one.get("both") is True]
-    return of_program(one, {**more, "ways": ways}, timed_of(depth, ways), floor_of(transport))
+    return _of_program(one, timed_of(depth, ways), floor_of(transport), **more, ways=ways)
 
 
 def cold(words: Sequence[str], is_first: bool, *, has_floor: bool) -> list[Record]:
-    how = {"language": "C", "wait": samples.WAITS["spin"]}
     records = []
-    for one in rdtperf("registration", *words):
+    for one in programs.run("registration", *words):
         step = text(one, "name")
-        is_floor = step == "populate"
-        if (has_floor or not is_floor) and (is_first or step not in _ONCE):
-            fields = samples.p2p_fields(
-                "memfd, populated" if is_floor else RDMATENSOR,
-                FLOOR if is_floor else RDMATENSOR,
-                words[1],
-                int(words[3]),
-                timed=COLD + _COLD_STEPS[step],
-                **how,
-            )
-            records.append(samples.turn(fields, samples.raw_of(one)))
+        who = ("memfd, populated", FLOOR) if step == "populate" else (RDMATENSOR, RDMATENSOR)
+        if (has_floor or who[1] != FLOOR) and (is_first or step not in _ONCE):
+            at = {**one, "transport": words[1], "size": int(words[3])}
+            records.append(record_of(at, *who, COLD + _COLD_STEPS[step]))
     return records
 
 
