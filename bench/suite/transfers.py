@@ -133,19 +133,19 @@ def missing(peer: str, why: str) -> Record:
     return {"topic": "p2p", "peer": peer, "missing": why, "get": ""}
 
 
-def record_of(one: Record, name: str, peer: str, timed: str, **more: object) -> Record:
+def record_of(one: Record, name: str, peer: str, timed: str) -> Record:
     """Return the record of a turn from what a program printed."""
     wait = samples.WAITS[str(one.get("wait", "spin"))]
     how = {"language": "C", "wait": wait, "timed": timed}
     path, size = text(one, "transport"), number(one, "size")
-    fields = {**samples.p2p_fields(name, peer, path, size, **how), **more}
+    fields = samples.p2p_fields(name, peer, path, size, **how)
     return samples.turn(fields, samples.raw_of(one), one if "samples" in one else None)
 
 
 def _of_program(one: Record, timed: str, floor: str, **more: object) -> Record:
     """The same of the library, or of what the program's floor does."""
     who = (floor, FLOOR) if one["name"] == FLOOR else (RDMATENSOR, RDMATENSOR)
-    return record_of(one, *who, timed, **more)
+    return {**record_of(one, *who, timed), **more}
 
 
 def floor_of(transport: str) -> str:
