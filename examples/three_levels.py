@@ -32,8 +32,8 @@ def train(trial: rt.GroupTrial, wheel: str, occupation: str) -> float:
     """Train one model; every rank of a trial runs this."""
     torch.set_num_threads(1)
     dist.init_process_group("rdmatensor")
-    rate = trial.suggest_float("rate", 1e-3, 0.3, log=True)
-    decay = trial.suggest_float("decay", 1e-5, 1.0, log=True)
+    rate = trial.suggest_float("rate", 1e-4, 1.0, log=True)
+    decay = trial.suggest_float("decay", 1e-6, 10.0, log=True)
     dim = trial.suggest_int("dim", 2, 32)
     spread = trial.suggest_float("spread", 1e-3, 1.0, log=True)
     return ratings.error_after(ratings.partition(Path(wheel), occupation), rate, decay, dim, spread)
