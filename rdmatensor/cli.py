@@ -57,8 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] in (["bench"], ["plan"]):  # they have options of their own
-        return _bench(words[1:]) if words[0] == "bench" else _plan(words[1:])
+    if words[:1] in (["bench"], ["plan"], ["horovodrun"]):  # they have options of their own
+        return {"bench": _bench, "plan": _plan, "horovodrun": _horovodrun}[words[0]](words[1:])
     parser = _parser()
     chosen = parser.parse_args(words)
     if chosen.command is None:
@@ -117,6 +117,11 @@ def _parser() -> argparse.ArgumentParser:
         "plan", help="plan the transfers of a training step before it runs", add_help=False
     )
     commands.add_parser("bench", help="compare rdmatensor with other libraries", add_help=False)
+    commands.add_parser(
+        "horovodrun",
+        help="start a program that uses Horovod's API on several ranks",
+        add_help=False,
+    )
     return parser
 
 
@@ -177,7 +182,7 @@ def _plan_file(text: str) -> Path:
     return Path(text)
 
 
-# ---- bench and plan ------------------------------------------------------------------------------
+# ---- bench, plan, horovodrun ---------------------------------------------------------------------
 
 
 def _bench(words: list[str]) -> int:
@@ -206,6 +211,12 @@ def _plan(words: list[str]) -> int:
         return plan_main(words, prog="rdmatensor plan")
     except BrokenPipeError:
         return _without_reader()
+
+
+def _horovodrun(words: list[str]) -> int:
+    from rdmatensor.horovod.runner.launch import main as launch_main
+
+    return launch_main(words)
 
 
 def _version() -> str:
