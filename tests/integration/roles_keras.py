@@ -97,61 +97,86 @@ def alone(rank: int, world: int, folder: str) -> dict[str, Any]:
     return found
 
 
+def gradients(optimizer: Any, *rounds: list[float | None]) -> list[float]:
+    """Apply gradients to new variables, which are 0, and return these."""
+    import keras
+    import torch
+
+    variables = [keras.Variable([0.0]) for _ in rounds[0]]
+    optimizer.build(variables)
+    for one in rounds:
+        optimizer.apply([None if g is None else torch.tensor([g]) for g in one], variables)
+    return [float(variable.value.detach()[0]) for variable in variables]
+
+
 def rules(rank: int, world: int, folder: str) -> dict[str, Any]:
-    """Local layers, backward passes, missing gradients, warm-up, load_model, values."""
+    """Options of the optimizer, callbacks, load_model, values."""
+    import rdmatensor.horovod.keras as hvd
+
+    hvd.init()
+    mine = float(rank + 1)
+    found = {**options(rank, mine), "partial": partial(mine), **schedules(rank, world)}
+    found |= files(Path(folder, f"loaded-{rank}.keras"))
+    found["values"] = [
+        float(hvd.allreduce(mine, name="a")),
+        float(hvd.allreduce(mine, name="s", op=hvd.Sum)),
+        hvd.allgather([mine], name="g").tolist(),
+        int(hvd.broadcast(rank, 1, name="b")),
+        hvd.reducescatter([mine] * world, name="r", op=hvd.Sum).tolist(),
+    ]
+    found["metrics"] = {"loss": mine, "accuracy": 2 * mine}
+    hvd.callbacks.MetricAverageCallback().on_epoch_end(0, found["metrics"])
+    hvd.shutdown()
+    return found
+
+
+def options(rank: int, mine: float) -> dict[str, Any]:
+    import keras
+
+    import rdmatensor.horovod.keras as hvd
+
+    def wrapped(**given: Any) -> Any:
+        return hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **given)
+
+    return {
+        "average": gradients(wrapped(), [mine, 2 * mine]),
+        "sum": gradients(wrapped(op=hvd.Sum), [mine, 2 * mine]),
+        "predivide": gradients(wrapped(gradient_predivide_factor=4.0), [mine]),
+        "fp16": gradients(wrapped(compression=hvd.Compression.fp16), [mine]),
+        "groups": gradients(wrapped(num_groups=2), [mine, mine, mine]),
+        "missing": gradients(wrapped(), [mine if rank == 0 else None, None]),
+        "passes": gradients(wrapped(backward_passes_per_step=2), [mine], [mine], [mine]),
+        "averaged passes": gradients(
+            wrapped(backward_passes_per_step=2, average_aggregated_gradients=True),
+            *([mine], [3 * mine]),
+        ),
+    }
+
+
+def partial(mine: float) -> list[float]:
+    """Return by how much a local layer's variables and another one changed."""
     import keras
     import torch
 
     import rdmatensor.horovod.keras as hvd
 
-    hvd.init()
-    found: dict[str, Any] = {}
-
-    def gradients(optimizer: Any, *rounds: list[float | None]) -> list[float]:
-        variables = [keras.Variable([0.0]) for _ in rounds[0]]
-        optimizer.build(variables)
-        for one in rounds:
-            optimizer.apply([None if g is None else torch.tensor([g]) for g in one], variables)
-        return [float(variable.value.detach()[0]) for variable in variables]
-
-    def sgd() -> Any:
-        return keras.optimizers.SGD(1.0)
-
-    mine = float(rank + 1)
-    found["average"] = gradients(hvd.DistributedOptimizer(sgd()), [mine, 2 * mine])
-    found["sum"] = gradients(hvd.DistributedOptimizer(sgd(), op=hvd.Sum), [mine, 2 * mine])
-    found["predivide"] = gradients(
-        hvd.DistributedOptimizer(sgd(), gradient_predivide_factor=4.0), [mine]
-    )
-    found["fp16"] = gradients(
-        hvd.DistributedOptimizer(sgd(), compression=hvd.Compression.fp16), [mine]
-    )
-    found["groups"] = gradients(hvd.DistributedOptimizer(sgd(), num_groups=2), [mine, mine, mine])
-    found["missing"] = gradients(
-        hvd.DistributedOptimizer(sgd()), [mine if rank == 0 else None, None]
-    )
-    found["passes"] = gradients(
-        hvd.DistributedOptimizer(sgd(), backward_passes_per_step=2), [mine], [mine], [mine]
-    )
-    found["averaged passes"] = gradients(
-        hvd.DistributedOptimizer(
-            sgd(), backward_passes_per_step=2, average_aggregated_gradients=True
-        ),
-        *([mine], [3 * mine]),
-    )
     layer = keras.layers.Dense(1)
     layer.build((None, 1))
-    shared = keras.Variable([0.0])
-    local = hvd.PartialDistributedOptimizer(sgd(), local_layers=layer)
-    variables = [*layer.trainable_variables, shared]
+    variables = [*layer.trainable_variables, keras.Variable([0.0])]
     before = [float(one.value.detach().sum()) for one in variables]
-    local.build(variables)
-    local.apply([torch.full(one.shape, mine) for one in variables], variables)
-    found["partial"] = [
+    optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=layer)
+    optimizer.build(variables)
+    optimizer.apply([torch.full(one.shape, mine) for one in variables], variables)
+    return [
         float(one.value.detach().sum()) - old for one, old in zip(variables, before, strict=True)
     ]
 
-    warmup = hvd.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=2, verbose=rank == 0)
+
+def schedules(rank: int, world: int) -> dict[str, Any]:
+    import keras
+
+    import rdmatensor.horovod.keras as hvd
+
     rates: list[float] = []
     momenta: list[float] = []
 
@@ -160,34 +185,27 @@ def rules(rank: int, world: int, folder: str) -> dict[str, Any]:
             rates.append(float(self.model.optimizer.learning_rate))
             momenta.append(float(self.model.optimizer.momentum))
 
+    warmup = hvd.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=2, verbose=rank == 0)
     model = model_of(1, hvd.DistributedOptimizer(keras.optimizers.SGD(0.4, momentum=0.5)))
     x, y = share(rank, world)
     model.fit(x, y, batch_size=BATCH, epochs=3, verbose=0, callbacks=[Watch(), warmup])
-    found["rates"], found["momenta"] = rates, momenta
-
     schedule = hvd.callbacks.LearningRateScheduleCallback(0.4, lambda epoch: 0.5**epoch)
     history = model.fit(x, y, batch_size=BATCH, epochs=3, verbose=0, callbacks=[schedule])
-    found["schedule"] = history.history["lr"]
+    return {"rates": rates, "momenta": momenta, "schedule": history.history["lr"]}
 
-    path = Path(folder, f"loaded-{rank}.keras")
+
+def files(path: Path) -> dict[str, Any]:
+    import keras
+
+    import rdmatensor.horovod.keras as hvd
+
+    model = model_of(1, hvd.DistributedOptimizer(keras.optimizers.SGD(0.4)))
     model.save(path)
     loaded = hvd.load_model(path)
-    found["loaded"] = [type(loaded.optimizer).__name__, weights_of(loaded) == weights_of(model)]
     try:
         hvd.DistributedOptimizer(loaded.optimizer)
-        found["twice"] = "accepted"
+        twice = "accepted"
     except ValueError as error:
-        found["twice"] = str(error)
-
-    found["values"] = [
-        float(hvd.allreduce(mine, name="a")),
-        float(hvd.allreduce(mine, name="s", op=hvd.Sum)),
-        hvd.allgather([mine], name="g").tolist(),
-        int(hvd.broadcast(rank, 1, name="b")),
-        hvd.reducescatter([mine] * world, name="r", op=hvd.Sum).tolist(),
-    ]
-    logs = {"loss": mine, "accuracy": 2 * mine}
-    hvd.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
-    found["metrics"] = logs
-    hvd.shutdown()
-    return found
+        twice = str(error)
+    same = weights_of(loaded) == weights_of(model)
+    return {"loaded": [type(loaded.optimizer).__name__, same], "twice": twice}

@@ -305,12 +305,12 @@ def test_what_is_missing_says_so(tmp_path: Path) -> None:
 
 
 def test_another_sitecustomize_still_runs(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("print('theirs', flush=True)\n")
+    (tmp_path / "sitecustomize.py").write_text("print('other', flush=True)\n")
     path = program(tmp_path, "import horovod; print(horovod.__name__)")
     done = launch("-np", 1, sys.executable, path, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stdout.splitlines() if line.startswith("[0]")]
-    assert said == ["[0]<stdout>:theirs", "[0]<stdout>:rdmatensor.horovod"]
+    assert said == ["[0]<stdout>:other", "[0]<stdout>:rdmatensor.horovod"]
 
 
 def test_without_the_launcher_horovod_is_not_there(tmp_path: Path) -> None:

@@ -156,6 +156,7 @@ def _wrap(optimizer: Optimizer, reducing: _Reducing) -> Optimizer:
     return optimizer
 
 
+# over budget: the parameters are Horovod's
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: Optimizer,
     name: str | None = None,
@@ -217,6 +218,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     )
 
 
+# over budget: the parameters are Horovod's
 def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: Optimizer,
     name: str | None = None,

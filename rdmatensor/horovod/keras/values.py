@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 import rdmatensor.horovod.torch as hvd
 from rdmatensor.horovod.torch.compression import Compression, Compressor
+
+Value: TypeAlias = Any  # numpy's, of a shape that is not known
 
 
 def _tensor(value: object) -> torch.Tensor:
@@ -17,7 +19,7 @@ def _tensor(value: object) -> torch.Tensor:
     return torch.from_numpy(np.array(value))  # a copy: operations may write into it
 
 
-def _array(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - numpy's types of unknown shape
+def _array(tensor: torch.Tensor) -> Value:
     array = tensor.numpy()
     return array[()] if array.ndim == 0 else array
 
@@ -30,7 +32,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     op: int | None = None,
     compression: type[Compressor] = Compression.none,
-) -> Any:  # noqa: ANN401
+) -> Value:
     """Reduce a value over all ranks.
 
     Args:
@@ -60,7 +62,7 @@ def allreduce(
     return _array(reduced)
 
 
-def allgather(value: object, name: str | None = None) -> Any:  # noqa: ANN401
+def allgather(value: object, name: str | None = None) -> Value:
     """Join the values of all ranks along the first dimension.
 
     Args:
@@ -80,7 +82,7 @@ def allgather(value: object, name: str | None = None) -> Any:  # noqa: ANN401
     return _array(hvd.allgather(_tensor(value), name))
 
 
-def broadcast(value: object, root_rank: int, name: str | None = None) -> Any:  # noqa: ANN401
+def broadcast(value: object, root_rank: int, name: str | None = None) -> Value:
     """Return the value of one rank on all ranks.
 
     Args:
@@ -101,7 +103,7 @@ def broadcast(value: object, root_rank: int, name: str | None = None) -> Any:  #
     return _array(hvd.broadcast(_tensor(value), root_rank, name))
 
 
-def reducescatter(value: object, name: str | None = None, op: int = hvd.Average) -> Any:  # noqa: ANN401
+def reducescatter(value: object, name: str | None = None, op: int = hvd.Average) -> Value:
     """Reduce a value over all ranks, and return this rank's rows of the result.
 
     Args:

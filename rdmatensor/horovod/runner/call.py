@@ -22,6 +22,7 @@ _PROGRAM = "import sys; from rdmatensor.horovod.runner.call import main; sys.exi
 _CALL, _RESULT = "rdmatensor/run/call", "rdmatensor/run/result/{}"
 
 
+# over budget: the parameters are Horovod's
 def run(
     func: Callable[..., T],
     args: Sequence[object] = (),

@@ -8,6 +8,7 @@ died, the connection broke), the script ends the rank with all processes of its 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import re
 import selectors
@@ -108,7 +109,7 @@ class Output:
 
 
 class _Stream:
-    """One pipe of a process; what is no whole line yet is kept."""
+    """One pipe of a process; it keeps a line that is not whole yet."""
 
     def __init__(self, name: str) -> None:
         self.name, self._rest = name, ""
@@ -167,11 +168,9 @@ class Workers:
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
             self._selector.register(pipe, selectors.EVENT_READ, (worker, _Stream(name)))
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it has ended; its status and words say why
             process.stdin.write(_settings({**os.environ, **variables}).encode())
             process.stdin.flush()
-        except BrokenPipeError:  # it has ended; its exit status and its words say why
-            pass
         return worker
 
     def events(self, timeout_s: float | None = None) -> Iterator[tuple[Worker, int]]:
