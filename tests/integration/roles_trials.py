@@ -136,3 +136,17 @@ def waits(trial: GroupTrial, folder: str) -> float:
     Path(folder, f"up-{trial.number}-{rank_of()}").write_text(str(os.getpid()))
     time.sleep(600)
     return 0.0
+
+
+def waits_once(trial: GroupTrial, folder: str) -> float:
+    """Wait for an end in the first trial, and return in the others."""
+    meet()
+    x = trial.suggest_float("x", 0, 1)
+    if trial.number == 0:
+        waits_for_ever(trial.number, folder)
+    return x
+
+
+def waits_for_ever(number: int, folder: str) -> None:
+    Path(folder, f"up-{number}-{rank_of()}").write_text(str(os.getpid()))
+    time.sleep(600)
