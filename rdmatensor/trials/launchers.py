@@ -8,18 +8,24 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rdmatensor.trials.agent import Request
 from rdmatensor.trials.rank import Outcome, Payload, run_in_environment
 
+if TYPE_CHECKING:
+    import submitit
+
 _AGENT = "import sys; from rdmatensor.trials.agent import main; sys.exit(main())"
 _END_S = 10.0  # for an agent to kill its ranks and end
+_POLL_S = 0.5  # of Slurm's jobs
+_RESULT_S = 5.0
 _ARENA_PIECE_MIB = 64  # the arena's default piece
 
 
@@ -230,9 +236,10 @@ class _SlurmFleet:
         if ranks % launcher.nodes:
             raise ValueError(f"{ranks} ranks cannot be spread evenly over {launcher.nodes} nodes")
         self.host = "127.0.0.1" if launcher.cluster == "local" else socket.gethostname()
+        self._is_local = launcher.cluster == "local"
         self._ranks, self._lock = ranks, threading.Lock()
         self._is_closed = False
-        self._jobs: dict[int, Any] = {}
+        self._jobs: dict[int, submitit.Job[Outcome]] = {}
         self._executor = submitit.AutoExecutor(launcher.folder, cluster=launcher.cluster)
         self._executor.update_parameters(
             nodes=launcher.nodes, tasks_per_node=ranks // launcher.nodes, **launcher.options
@@ -243,7 +250,29 @@ class _SlurmFleet:
             if self._is_closed:
                 return []
             job = self._jobs[lane] = self._executor.submit(_slurm_task, payload)
-        return [_slurm_outcome(job.task(rank)) for rank in range(self._ranks)]
+        tasks = [job.task(rank) for rank in range(self._ranks)]
+        results = [task.paths.result_pickle for task in tasks]
+        left_s = _RESULT_S
+        while left_s > 0 and not all(one.exists() for one in results):
+            time.sleep(_POLL_S)
+            # A result may be seen later than the end of its job, on a shared file system.
+            left_s = _RESULT_S if self._is_active(job) else left_s - _POLL_S
+        return [_slurm_outcome(task) for task in tasks]
+
+    def _is_active(self, job: submitit.Job[Outcome]) -> bool:
+        """Ask Slurm's controller: submitit asks the accounting, which not every cluster has."""
+        if self._is_local:
+            return not job.done()
+        number = str(job.job_id).partition("_")[0]
+        said = subprocess.run(
+            ["squeue", "--noheader", "--jobs", number, "--format=%t"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        # A controller that does not answer leaves the job as it was.
+        is_unknown = said.returncode == 0 or "Invalid job id" in said.stderr
+        return bool(said.stdout.strip()) or not is_unknown
 
     def close(self) -> None:
         with self._lock:
@@ -260,19 +289,15 @@ def _slurm_task(payload: Payload) -> Outcome:
     return run_in_environment(payload, {}, None)
 
 
-class _Task(Protocol):
-    @property
-    def job_id(self) -> str: ...
+def _slurm_outcome(task: submitit.Job[Outcome]) -> Outcome:
+    from submitit.core.utils import FailedJobError
 
-    def result(self) -> Outcome: ...
-
-
-def _slurm_outcome(task: _Task) -> Outcome:
-    from submitit.core.utils import FailedJobError, UncompletedJobError
-
+    if not task.paths.result_pickle.exists():
+        said = (task.stderr() or "no output").strip().splitlines()
+        return Outcome("died", f"of job {task.job_id} left no result: {said[-1]}")
     try:
         return task.result()
-    except (FailedJobError, UncompletedJobError) as error:
+    except FailedJobError as error:
         return Outcome("died", f"of job {task.job_id}: {str(error).strip().splitlines()[-1]}")
 
 
