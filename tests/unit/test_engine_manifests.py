@@ -162,12 +162,12 @@ def test_the_job_names_the_runtime() -> None:
 
 
 def test_the_dag_names_its_jobs_and_files() -> None:
-    lines = (FOLDER / "searches.dag").read_text(encoding="utf-8").splitlines()
-    jobs = dict(re.fullmatch(r"JOB (\w+) (\S+)", one).groups() for one in lines if one[:3] == "JOB")  # type: ignore[union-attr]
+    text = (FOLDER / "searches.dag").read_text(encoding="utf-8")
+    jobs = dict(re.findall(r"(?m)^JOB (\w+) (\S+)$", text))
+    assert len(jobs) == 4
     assert all((FOLDER / file).is_file() for file in jobs.values())
-    parents = next(one for one in lines if one.startswith("PARENT")).split()
-    assert {*parents} - {"PARENT", "CHILD"} == set(jobs)
+    (related,) = re.findall(r"(?m)^PARENT (.+) CHILD (.+)$", text)
+    assert {*related[0].split(), *related[1].split()} == set(jobs)
     for job, file in jobs.items():
-        macros = set(re.findall(r"\$\((\w+)\)", (FOLDER / file).read_text(encoding="utf-8")))
-        given = {re.match(r"VARS \w+ (\w+)=", one)[1] for one in lines if f"VARS {job} " in one}  # type: ignore[index]
-        assert macros == given
+        macros = re.findall(r"\$\((\w+)\)", (FOLDER / file).read_text(encoding="utf-8"))
+        assert set(macros) == set(re.findall(rf"(?m)^VARS {job} (\w+)=", text))

@@ -223,6 +223,9 @@ def main(words: Sequence[str]) -> int:
         return 0
     if given.ignored:
         say(f"no effect here: {', '.join(given.ignored)}")
+    if given.is_elastic:
+        say("elastic jobs are not supported: leave out --min-np and --host-discovery-script")
+        return 2
     ssh = Ssh(given.ssh_port, given.ssh_identity_file, given.start_timeout or 30)
     most = given.max_np or given.np
     output = Output(
@@ -231,8 +234,7 @@ def main(words: Sequence[str]) -> int:
         width=len(str(most - 1)),
     )
     try:
-        found = None if given.host_discovery_script else hosts_of(given)
-        slots = [] if given.is_elastic or found is None else hosts.assign(found, given.np)
+        slots = hosts.assign(hosts_of(given), given.np)
     except (OSError, ValueError) as error:
         say(str(error))
         return 2
