@@ -26,7 +26,7 @@ from bench import doc_means
 from bench.benchlib.machine import ROOT
 from bench.benchlib.record import Record, Result, load, number, text
 from bench.benchlib.units import size_text
-from bench.suite import busy, models, samples, scale, tables, transfers
+from bench.suite import busy, crossover, models, ps, samples, scale, tables, transfers
 from bench.suite.collectives import net_samples
 from bench.suite.layout import geometric
 from bench.suite.peers import RDMATENSOR
@@ -116,6 +116,9 @@ WHOLE: Mapping[str, Callable[[Sequence[Record]], tuple[Sequence[str], Sequence[S
     "convergence": lambda records: (models.CURVE_HEADS, models.curve_rows(records)),
     "busy": lambda records: (busy.LOAD_HEADS, busy.load_rows(busy.pairs_of(records))),
     "scale": scale.beyond_rows,
+    "ps": lambda records: (ps.HEADS, ps.rows_of(records)),
+    "crossover": lambda records: (crossover.CROSSING_HEADS, crossover.crossing_rows(records)),
+    "crossover model": lambda records: (crossover.FIT_HEADS, crossover.fit_rows(records)),
 }
 
 
@@ -192,7 +195,7 @@ def block(
     records = [record for run in result.runs for record in run.records]
     parts = [head(result)]
     for topic in ("p2p", "collectives", "setup", "models", *WHOLE):
-        of_topic = tables.of_topic(records, topic)
+        of_topic = tables.of_topic(records, topic.partition(" ")[0])
         for title, lines in tables_of(topic, of_topic) if of_topic else ():
             if not all(word in title for word in wanted):
                 continue

@@ -15,8 +15,7 @@ set -euo pipefail
 
 CGROUPS=/sys/fs/cgroup
 PERIOD_US=100000
-LEAST_BURST=70000 # bytes; a packet of the loopback interface has up to 64 KiB
-LEAST_BURST_OF_HOSTS=20000
+LEAST_BURST=70000 # bytes: a packet has up to 64 KiB, and cutting it costs processor time
 BURSTS_PER_MS=2 # of RATE, where that is more
 QUEUE=200ms     # before packets are dropped
 END_WAIT_S=10   # between SIGTERM and SIGKILL
@@ -160,7 +159,6 @@ done
 [[ $# -gt 1 ]] || misuse "no COMMAND after --"
 shift
 burst=$((bytes_per_ms / BURSTS_PER_MS))
-((hosts == 0)) || LEAST_BURST="$LEAST_BURST_OF_HOSTS"
 ((burst > LEAST_BURST)) || burst="$LEAST_BURST"
 command -v ip >/dev/null && command -v tc >/dev/null ||
     die "no ip or tc on the PATH: apt-get install iproute2"

@@ -5,6 +5,7 @@ sizes are known, when gradients become ready, how they are bucketed and where th
 Importing this package does not import torch; only analyze() does.
 """
 
+from graph_analysis.advice import Advice, Choice, Exchange, advise
 from graph_analysis.build import analyze, build_plan
 from graph_analysis.errors import ArgumentError, CaptureError, GraphAnalysisError, PlanError
 from graph_analysis.ir import CostModel, SlotPolicy
@@ -28,10 +29,13 @@ from graph_analysis.strategies import (
 )
 
 __all__ = [
+    "Advice",
     "ArgumentError",
     "CaptureError",
+    "Choice",
     "CostModel",
     "DataParallel",
+    "Exchange",
     "GraphAnalysisError",
     "GraphCollectives",
     "ParameterServer",
@@ -42,6 +46,7 @@ __all__ = [
     "SlotPolicy",
     "Strategy",
     "TransferPlan",
+    "advise",
     "analyze",
     "build_plan",
     "first_difference",

@@ -48,10 +48,11 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--strategy",
-        choices=["dp", "pp", "ps", "graph"],
+        choices=["dp", "pp", "ps", "graph", "advise"],
         default="dp",
         help="dp: data parallel; pp: pipeline; ps: parameter server; "
-        "graph: the collectives that the graph holds (default: dp)",
+        "graph: the collectives that the graph holds; advise: dp or ps for --world workers, by "
+        "the cost model, and why (default: dp)",
     )
     parser.add_argument(
         "--world", type=int, metavar="RANKS", help="number of ranks; not needed with --split"
@@ -75,7 +76,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _strategy(arguments: argparse.Namespace) -> Strategy:
+def _strategy(arguments: argparse.Namespace) -> Strategy | None:
+    """The strategy; None: the advised one."""
     if arguments.split is not None:
         if arguments.strategy != "pp":
             raise ArgumentError("--split belongs to --strategy pp")
@@ -90,6 +92,8 @@ def _strategy(arguments: argparse.Namespace) -> Strategy:
         raise ArgumentError("--world says how many ranks there are")
     if arguments.strategy == "pp":
         return Pipeline(world)
+    if arguments.strategy == "advise":
+        return None
     if arguments.strategy == "ps":
         return ParameterServer(arguments.shards, world - arguments.shards)
     return DataParallel(world) if arguments.strategy == "dp" else GraphCollectives(world)
@@ -120,7 +124,11 @@ def _run(arguments: argparse.Namespace) -> None:
     model, inputs, loss_fn = check_factory(made)
     if arguments.batch is not None:
         inputs = resize_batch(inputs, arguments.batch)
-    plan = analyze(model, inputs, loss_fn=loss_fn, strategy=strategy)
+    if strategy is None:
+        world = arguments.world
+        plan = analyze(model, inputs, loss_fn=loss_fn, strategy="advise", workers=world)
+    else:
+        plan = analyze(model, inputs, loss_fn=loss_fn, strategy=strategy)
     if arguments.output is not None:
         arguments.output.write_text(plan_to_json(plan), encoding="ascii")
     if arguments.html is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from graph_analysis.advice import advise
 from graph_analysis.classify import SizeClass, as_dynamic, classify, over_share
 from graph_analysis.crossing import order_crossings
-from graph_analysis.errors import CaptureError
+from graph_analysis.errors import ArgumentError, CaptureError
 from graph_analysis.ir import (
     DEFAULT_ALIGNMENT_BYTES,
     DEFAULT_COST,
@@ -37,7 +39,8 @@ def analyze(
     example_inputs: Sequence[object],
     *,
     loss_fn: Callable[..., torch.Tensor] | None = None,
-    strategy: Strategy,
+    strategy: Strategy | Literal["advise"],
+    workers: int | None = None,
     dynamic_shapes: Sequence[object] | Mapping[str, object] | None = None,
     cost: CostModel = DEFAULT_COST,
     policy: SlotPolicy = DEFAULT_POLICY,
@@ -51,6 +54,9 @@ def analyze(
     Shapes: example_inputs are the positional arguments of model.forward; dynamic_shapes has one
         entry per argument (or maps argument names to entries) as torch.export.export takes them,
         for example {0: torch.export.Dim("batch", max=64)}; None keeps every size fixed.
+    Strategy: "advise" compares an all-reduce and parameter servers for so many workers by the cost
+        model (advice.py), prints which costs least and why, and plans it; other strategies have
+        their number of ranks, and no workers.
     Loss: loss_fn(output, *example_inputs) returns a scalar tensor. Without it the sum of the
         floating outputs is used, which has the same gradients' sizes, and plan.loss says so.
     Losses of capture: a model that torch cannot capture whole gets a plan of its parameters,
@@ -59,6 +65,10 @@ def analyze(
     Raises: ArgumentError, CaptureError (torch is not installed).
     Threads: one call at a time in a process, since torch's tracing has process-wide state.
     """
+    if isinstance(strategy, str) and strategy != "advise":
+        raise ArgumentError(f"strategy {strategy!r} is neither a Strategy nor 'advise'")
+    if (strategy == "advise") != (workers is not None):
+        raise ArgumentError(f"workers {workers!r}: strategy='advise' has workers, and no other one")
     try:
         from graph_analysis.capture import capture  # this package loads without torch
     except ModuleNotFoundError as error:
@@ -72,7 +82,14 @@ def analyze(
         dynamic_shapes=dynamic_shapes,
         may_run=isinstance(strategy, GraphCollectives),
     )
-    return build_plan(graph, strategy, cost=cost, policy=policy, alignment_bytes=alignment_bytes)
+    if not isinstance(strategy, str):
+        chosen = strategy
+    else:
+        assert workers is not None
+        advice = advise(graph, workers, cost)
+        sys.stdout.write(advice.text())
+        chosen = advice.strategy
+    return build_plan(graph, chosen, cost=cost, policy=policy, alignment_bytes=alignment_bytes)
 
 
 def build_plan(

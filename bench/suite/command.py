@@ -34,6 +34,7 @@ from bench.suite import (
     models,
     p2p,
     peers,
+    ps,
     rounds,
     samples,
     scale,
@@ -45,7 +46,7 @@ from bench.suite.settings import MOST_BYTES, TCP, VERBS, Settings
 
 _NOT_JUDGED = 3
 Measure = Callable[[Settings, list[peers.Peer], rounds.Progress], list[Record]]
-_MODULES = (p2p, collectives, setup, scale, busy, models, costs, links)
+_MODULES = (p2p, collectives, setup, scale, busy, models, costs, links, ps)
 _MEASURES: dict[str, Measure] = {one.__name__.rpartition(".")[2]: one.measure for one in _MODULES}
 _MEASURES["hosts"] = collectives.measure_hosts
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.benchlib.units import size_text
-from bench.suite import busy, links, models, peers
+from bench.suite import busy, crossover, links, models, peers, ps
 from bench.suite.settings import (
     ASKED_FOR,
     PLAIN,
@@ -140,16 +140,17 @@ OPTIONS: dict[str, tuple[str, str, Callable[[str], Any], tuple[str, ...]]] = {
     ),
     "sizes": (
         "BYTES",
-        "Bytes of each message, as 8,4K,1M (default: of p2p 8 B to 64 MiB, in a row to 1 GiB).",
+        "Bytes of each message, or of a dense model of ps, as 8,4K,1M (default: of p2p 8 B to 64 "
+        "MiB, in a row to 1 GiB; of ps 1, 16 and 64 MiB).",
         _sizes,
-        ("p2p", "collectives", "scale", "busy", "hosts"),
+        ("p2p", "collectives", "scale", "busy", "hosts", "ps"),
     ),
     "ranks": (
         "N",
         "Number of ranks, of setup the largest (default: collectives 2, 4, 8 and 16, setup 128, "
-        "models 2, busy 2 and 4).",
+        "models 2, busy 2 and 4); of the crossover of ps the number of workers.",
         _ranks,
-        ("collectives", "setup", "models", "busy"),
+        ("collectives", "setup", "models", "busy", "ps"),
     ),
     "rows": (
         "NAMES",
@@ -178,9 +179,10 @@ OPTIONS: dict[str, tuple[str, str, Callable[[str], Any], tuple[str, ...]]] = {
     ),
     "rate": (
         "RATE",
-        f"Rate of the rig's link, as tc has it (default: links {links.RATE}, models 8mbit).",
+        f"Rate of a link between hosts, as tc has it (default: links {links.RATE}, models 8mbit, "
+        f"ps {crossover.RATE}).",
         str,
-        ("links", "models"),
+        ("links", "models", "ps"),
     ),
     "layout": (
         "DIGITS",
@@ -197,9 +199,10 @@ OPTIONS: dict[str, tuple[str, str, Callable[[str], Any], tuple[str, ...]]] = {
     "nic_latency_us": ("US", "Its latency one way in microseconds.", _above_zero, ("scale",)),
     "calls": (
         "NAMES",
-        f"Calls, from {','.join(busy.CALLS)} (default: all, with --quick all_reduce,wait).",
-        _words_of("call", busy.CALLS),
-        ("busy",),
+        f"Calls, of busy from {','.join(busy.CALLS)} (default: all, with --quick all_reduce,wait), "
+        f"of ps from {','.join(ps.CALLS)} (default: rows,dense).",
+        _words_of("call", (*busy.CALLS, *ps.CALLS)),
+        ("busy", "ps"),
     ),
     "kinds": (
         "NAMES",
@@ -209,9 +212,9 @@ OPTIONS: dict[str, tuple[str, str, Callable[[str], Any], tuple[str, ...]]] = {
     ),
     "burners": (
         "NUMBERS",
-        f"Numbers of burners, each up to {_MAX_BURNERS} (default: 0,2,4).",
+        f"Numbers of burners, each up to {_MAX_BURNERS} (default: busy 0,2,4, ps 0,2).",
         _burners,
-        ("busy",),
+        ("busy", "ps"),
     ),
     "between_ms": (
         "MS",

@@ -71,7 +71,7 @@ def _never(_topic: str) -> str:
 
 
 def _no_grpc_program(topic: str) -> str:
-    wanted = GRPC_PARAMETERS if topic == "models" else GRPC_PROGRAM
+    wanted = GRPC_PARAMETERS if topic in ("models", "ps") else GRPC_PROGRAM
     return "" if wanted.exists() else f"not built in build/peers: {wanted.name}"
 
 
@@ -91,7 +91,7 @@ PEERS = (
         "floor",
         "what this machine gives without a library: copies, plain sockets, a backend that does "
         "nothing, a step that sends nothing",
-        ("p2p", "collectives", "models"),
+        ("p2p", "collectives", "models", "ps"),
         _never,
     ),
     Peer(
@@ -103,7 +103,7 @@ PEERS = (
     Peer(
         "grpc-cpp",
         "gRPC C++ over loopback TCP: unary calls and a stream, a parameter server with streams",
-        ("p2p", "models", "links"),
+        ("p2p", "models", "links", "ps"),
         _no_grpc_program,
         "bash bench/peers/grpc/setup.sh",
     ),
@@ -142,6 +142,14 @@ PEERS = (
         ("collectives",),
         lambda _: mpi.why_missing(),
         "apt-get install openmpi-bin; pip install mpi4py",
+    ),
+    Peer("rpc", "torch RPC over TensorPipe", ("ps",), _no_module("torch"), "pip install torch"),
+    Peer(
+        "redis",
+        "Redis, through redis-py",
+        ("ps",),
+        lambda topic: _no_command("redis-server")(topic) or _no_module("redis")(topic),
+        "apt-get install redis-server; pip install redis",
     ),
     # Known, and not measured: named in the tables.
     Peer(

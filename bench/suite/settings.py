@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 TOPICS = ("p2p", "collectives", "setup", "models")
-ASKED_FOR = ("scale", "busy", "hosts", "costs", "links")  # only where they are named
+ASKED_FOR = ("scale", "busy", "hosts", "costs", "links", "ps")  # only where they are named
 TCP = "tcp"
 TRANSPORTS = ("shm", TCP)  # of each run; verbs only where it is named, in the rig
 VERBS = "verbs"
@@ -25,6 +25,7 @@ SECONDS = {
     "models": (16.0, 2400.0),
     "scale": (60.0, 600.0),
     "hosts": (60.0, 1500.0),
+    "ps": (120.0, 1500.0),
 }
 _QUICK_ALONE_S = {"models": 80.0}  # where a topic has more to show when it has all the time
 _SIZES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {

@@ -155,6 +155,8 @@ two() {
     part 'good cable' "$python" tests/rig/two_hosts.py
     rig-shape "${BAD_CABLE[@]}" || overall=1
     part 'loss, duplicates, reordering' "$python" tests/rig/two_hosts.py --expect-repairs
+    part 'parameter server, same cable' "$python" tests/rig/ps_hosts.py \
+        --expect-repairs verbs tcp
     rig-shape || overall=1
     part 'cable pulled for 1 s' "$python" tests/rig/cable.py pulled
     part 'peer killed in mid-transfer' "$python" tests/rig/cable.py killed

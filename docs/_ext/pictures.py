@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import crossing
 import matplotlib as mpl
 import numpy as np
 import torch
@@ -320,6 +321,11 @@ def compression() -> Figure:
     return figure
 
 
+def crossover() -> Figure:
+    """Where a parameter server and a ring cross."""
+    return crossing.draw()
+
+
 def _pairs() -> list[dict[str, Any]]:
     """Return what doctors of four ranks, on two names of this machine, find of their pairs."""
     with socket.socket() as probe:
@@ -369,6 +375,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "plan": plan,
     "trace": trace,
     "compression": compression,
+    "crossover": crossover,
 }
 
 

@@ -13,7 +13,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.benchlib.pairs import run_ranks
 from bench.benchlib.record import load, number
-from bench.suite import busy, collectives, samples, scale
+from bench.suite import busy, collectives, crossover, samples, scale
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,6 +60,35 @@ def test_a_link_bounds_what_is_measured(tmp_path: Path) -> None:
     }
     least_ns = 2 * (1 << 20) * 8 / 200e6 * 1e9  # both directions share the interface
     assert all(number(one, "median_ns") > 0.9 * least_ns for one in found)
+
+
+@pytest.mark.timeout(120)
+def test_the_smallest_measurement_of_a_parameter_server(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    options = ["--quick", "--transport", "shm", "--sizes", "65536", "--rounds", "1"]
+    done = _rdmatensor("bench", "ps", *options, "--peers", "floor,rpc", "--out", str(kept))
+    assert done.returncode == 0, done.stderr
+    found = {(one["peer"], one["op"]) for one in load(kept).quietest.records}
+    rows = {(peer, op) for peer in ("rdmatensor", "floor", "rpc") for op in ("pull", "push")}
+    assert found == {*rows, ("rdmatensor", "dense step")}
+
+
+@pytest.mark.timeout(120)
+def test_the_smallest_crossover(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    options = ["--quick", "--transport", "tcp", "--ranks", "2", "--rounds", "1"]
+    done = _rdmatensor("bench", "ps", "--calls", "crossover", *options, "--out", str(kept))
+    if "unshare is refused" in done.stdout + done.stderr and not os.environ.get("CI"):
+        pytest.skip("unshare is refused")
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = load(kept).quietest.records
+    cells = {(one["transport"], one["name"]) for one in records}
+    assert {path for path, _ in cells} == {"tcp", "hosts 500mbit"}
+    assert len(cells) == 2 * 6
+    for one in records:
+        if one["op"] == "all_reduce" and one["transport"] != "tcp":  # its bytes, by the kernel
+            wanted = crossover.exchange_of(one).link_bytes
+            assert wanted <= number(one, "rank_bytes") <= 1.05 * wanted + 4096
 
 
 @pytest.mark.timeout(120)

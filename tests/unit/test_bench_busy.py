@@ -81,7 +81,7 @@ def test_options_choose_the_cells() -> None:
         (["busy", "--kinds", "sleep"], "'sleep' is no kind of burner; they are spin, nap, matmul"),
         (["busy", "--burners", "65"], "65 is more than 64"),
         (["busy", "--between-ms", "-1"], "'-1' is not a number above 0"),
-        (["p2p", "--burners", "2"], "--burners is of busy, not of p2p"),
+        (["p2p", "--burners", "2"], "--burners is of busy, ps, not of p2p"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
