@@ -35,7 +35,7 @@ COLLECTIVES = frozenset(
         "collectives/team",
     }
 )
-PS = frozenset({"ps/rules", "ps/model", "ps/server", "ps/worker"})
+PS = frozenset({"ps/rules", "ps/model", "ps/rows", "ps/server", "ps/worker"})
 C10D = frozenset(
     {"c10d", "c10d/ddp", "c10d/memory", "c10d/record", "c10d/rendezvous", "c10d/works"}
 )
@@ -72,7 +72,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     **{room: frozenset({*BASE, *COLLECTIVES}) for room in COLLECTIVES},
     "ps/rules": frozenset({"base"}),
     "ps/model": frozenset({"base", "wire", "wire/ps", "ps/rules"}),
-    "ps/server": frozenset({*BASE, "ps/rules", "ps/model"}),
+    "ps/rows": frozenset({"base", "ps/rules", "ps/model"}),
+    "ps/server": frozenset({*BASE, "ps/rules", "ps/model", "ps/rows"}),
     "ps/worker": frozenset({*BASE, "ps/rules", "ps/model"}),
     **{room: frozenset({*WIRE, *COLLECTIVES, *C10D}) for room in C10D},
 }

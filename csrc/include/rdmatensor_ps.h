@@ -70,17 +70,33 @@ RDT_API RDT_NODISCARD rdt_status rdt_ps_rule_apply(const struct rdt_ps_rule *rul
 
 enum { RDT_PS_INIT_ZERO = 0, RDT_PS_INIT_CONSTANT, RDT_PS_INIT_UNIFORM, RDT_PS_INIT_NORMAL };
 
-/* The same on all servers and workers. */
+enum {
+    RDT_PS_KEYS_DENSE = 0, /* ids are 0 to rows - 1 */
+    RDT_PS_KEYS_INT64      /* any 64 bits; a row is made when its key is pushed */
+};
+/* Which row of a table of keys makes room: see parameter-server.md. */
+enum { RDT_PS_EVICT_LRU = 0, RDT_PS_EVICT_LFU, RDT_PS_EVICT_EPOCH };
+
+/* The same on all servers and workers, but for spill. */
 struct rdt_ps_table_opts {
     uint32_t struct_size;
     uint32_t dim;  /* floats of a row */
-    uint64_t rows; /* of all servers: ids are 0 to rows - 1 */
+    uint64_t rows; /* of all servers: ids are 0 to rows - 1; 0 with keys */
     struct rdt_ps_rule rule;
     uint32_t init; /* RDT_PS_INIT_*: of the rows, from their ids and the seed alone */
     uint32_t reserved;
     uint64_t seed;
-    double init_from; /* the constant; the least value; the mean */
-    double init_to;   /* the bound; the standard deviation */
+    double init_from;     /* the constant; the least value; the mean */
+    double init_to;       /* the bound; the standard deviation */
+    uint32_t keys;        /* RDT_PS_KEYS_*; the next four are for RDT_PS_KEYS_INT64, else 0 */
+    uint32_t evict;       /* RDT_PS_EVICT_* */
+    uint32_t admit_after; /* steps in which a key is pushed before it gets a row; from 1 on */
+    uint32_t reserved2;
+    uint64_t expire_after; /* steps without a push after which a key is forgotten; 0: never */
+    uint64_t capacity;     /* rows of all servers, which each has its part of; 0: no limit */
+    uint64_t
+        memory_bytes;  /* 0; or of rows in the arenas of all servers: the others are in a file */
+    const char *spill; /* servers: the folder of that file; workers: NULL */
 };
 #define RDT_PS_DIM_MAX 65536
 
@@ -126,6 +142,33 @@ RDT_API RDT_NODISCARD rdt_status rdt_ps_server_add_table(rdt_ps_server *server,
                                                          uint32_t *id_out,
                                                          struct rdt_remote_region *rows_out,
                                                          struct rdt_error *err);
+/* Of a table with keys or a file, on one server. */
+struct rdt_ps_table_counters {
+    uint32_t struct_size;
+    uint32_t epoch;
+    uint64_t rows;     /* keys that have one */
+    uint64_t filtered; /* keys that were pushed, and have none yet */
+    uint64_t capacity;
+    uint64_t hits;   /* pulls of rows that were there */
+    uint64_t misses; /* and of those that were not: first values */
+    uint64_t admissions;
+    uint64_t evictions;
+    uint64_t expirations;
+    uint64_t forgotten;    /* filtered keys that made room for others */
+    uint64_t memory_bytes; /* of rows and their state in the arena */
+    uint64_t index_bytes;  /* of keys, on the heap */
+    uint64_t file_bytes;
+    uint64_t file_reads;
+    uint64_t file_writes;
+};
+/* The caller sets out->struct_size. RDT_EINVAL: no such table. Any thread. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_table_counters(rdt_ps_server *server, uint32_t id,
+                                                              struct rdt_ps_table_counters *out,
+                                                              struct rdt_error *err);
+/* The epoch of pushes from now on, for RDT_PS_EVICT_EPOCH; it never falls. RDT_EINVAL: no such
+ * table, or one without keys. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_set_epoch(rdt_ps_server *server, uint32_t id,
+                                                         uint32_t epoch, struct rdt_error *err);
 /* A server's part of a dense model: a span of its parameters, which are one array. */
 struct rdt_ps_dense_opts {
     uint32_t struct_size;
@@ -264,6 +307,11 @@ RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_commit_dense(rdt_ps_worker *worke
 RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_pull(rdt_ps_worker *worker, uint32_t table,
                                                     const int64_t *ids, uint64_t count, float *out,
                                                     uint64_t timeout_ns, struct rdt_error *err);
+/* The same, and found[count]: 1 if the row was there, 0 if it has its first values. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_find(rdt_ps_worker *worker, uint32_t table,
+                                                    const int64_t *ids, uint64_t count, float *out,
+                                                    uint8_t *found, uint64_t timeout_ns,
+                                                    struct rdt_error *err);
 /* Rows for ids, which may repeat: they are merged before they are sent. When it returns RDT_OK, the
  * memory may be used again; the rows are applied after the next tick. */
 RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_push(rdt_ps_worker *worker, uint32_t table,

@@ -38,6 +38,7 @@ from rdmatensor.ps.rules import (
     zeros,
 )
 from rdmatensor.ps.server import Server
+from rdmatensor.ps.spec import Keys
 from rdmatensor.ps.table import Table
 from rdmatensor.ps.worker import Worker
 
@@ -55,6 +56,7 @@ __all__ = [
     "Embedding",
     "EmbeddingBag",
     "Init",
+    "Keys",
     "Mode",
     "RowAdagrad",
     "Rule",

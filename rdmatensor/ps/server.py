@@ -73,6 +73,8 @@ class Server(Closable):
             "dense": self._make_dense,
             "first values": self._send_first,
             "values": self._send_values,
+            "epoch": self._set_epoch,
+            "table state": lambda request, _: self._state_of(str(request["name"])),
             "describe": lambda *_: self.describe(),
             "kv": self._kv.carry_out,
         }
@@ -174,8 +176,9 @@ class Server(Closable):
             ffi.new("struct rdt_remote_region *"),
             new_error(),
         )
+        spill = ffi.new("char[]", spec.spill.encode()) if spec.spill else ffi.NULL
         status = lib.rdt_ps_server_add_table(
-            self._handle.get("table"), spec.struct(), number, region, err
+            self._handle.get("table"), spec.struct(spill), number, region, err
         )
         check(status, "table", err)
         answer: dict[str, object] = {
@@ -276,10 +279,7 @@ class Server(Closable):
         }
         state["staleness"] = list(struct.staleness)
         state["apply_s"] = state.pop("apply_ns") / 1e9
-        tables = {
-            name: {"dim": spec.dim, "rows": spec.rows, "rule": spec.rule._spec()}
-            for name, (spec, _) in self._tables.items()
-        }
+        tables = {name: self._state_of(name) for name in self._tables}
         counters = asdict(self._context.counters())
         fixed = {
             "counters": counters,
@@ -288,6 +288,34 @@ class Server(Closable):
             "pid": os.getpid(),
         }
         return {**state, **fixed, "tables": tables, "kv": self._kv.describe()}
+
+    def _state_of(self, name: str) -> dict[str, object]:
+        """Return what a table is, and how full one of keys, or one with a file, is here."""
+        spec, answer = self._tables[name]
+        fixed = {"dim": spec.dim, "rows": spec.rows, "rule": spec.rule._spec()}
+        if spec.keys == "dense" and not spec.spill:
+            return fixed
+        struct, err = ffi.new("struct rdt_ps_table_counters *"), new_error()
+        struct.struct_size = ffi.sizeof("struct rdt_ps_table_counters")
+        ptr = self._handle.get("describe")
+        status = lib.rdt_ps_server_table_counters(ptr, answer["id"], struct, err)
+        check(status, "describe", err)
+        state = {name: getattr(struct, name) for name, _ in ffi.typeof(struct[0]).fields}
+        del state["struct_size"]
+        if spec.keys == "dense":
+            state["rows"] = spec.rows
+        return {
+            **fixed,
+            **state,
+            "keys": spec.keys,
+            "load": state["rows"] / max(1, state["capacity"]),
+        }
+
+    def _set_epoch(self, request: dict[str, object], _worker: int) -> dict[str, object]:
+        number, err = self._tables[str(request["name"])][1]["id"], new_error()
+        ptr = self._handle.get("epoch")
+        check(lib.rdt_ps_server_set_epoch(ptr, number, request["epoch"], err), "epoch", err)
+        return {}
 
     def __repr__(self) -> str:
         return f"<Server {self.index} of {self.shape.servers}>"

@@ -7,12 +7,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from rdmatensor._native.arguments import invalid
+from rdmatensor._native.arguments import U32_MAX, invalid, whole_in
 from rdmatensor._native.ffi import CData, ffi, lib
 from rdmatensor.errors import ClosedError
 from rdmatensor.ps.spec import TableSpec
 
 Ids = torch.Tensor | Sequence[int]
+Ask = Callable[[int, dict[str, object]], dict[str, object]]
 Run = Callable[[str, Callable[[CData, int, CData], int]], None]
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
@@ -24,14 +25,15 @@ class Table:
     Attributes:
         name: Of the table.
         dim: Floats of a row.
-        rows: Number of rows; ids are 0 to rows - 1.
+        rows: Number of rows: ids are 0 to rows - 1; 0 if ids are keys.
 
     Threads:
         Any thread; operations of one worker run one after the other.
     """
 
-    def __init__(self, spec: TableSpec, number: int, run: Run) -> None:
+    def __init__(self, spec: TableSpec, number: int, run: Run, ask: Ask, servers: int) -> None:
         self.spec, self._number, self._run = spec, number, run
+        self._ask, self._servers = ask, servers
         self.name, self.dim, self.rows = spec.name, spec.dim, spec.rows
         self._prefetcher: ThreadPoolExecutor | None = None
         self._is_closed = False
@@ -53,7 +55,65 @@ class Table:
             InvalidArgumentError: Ids out of range or of a wrong dtype, or a wrong out.
             PeerError: A server died.
         """
-        wanted = self._ids(ids, "pull")
+        return self._pull(self._ids(ids, "pull"), out, ffi.NULL)
+
+    def find(self, ids: Ids) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the rows of ids, and which of them are there; of a table of keys.
+
+        Args:
+            ids: As for pull().
+
+        Returns:
+            Rows as of pull(), and a bool tensor of the shape of ids: False where a key has no row,
+            and its first values were returned.
+
+        Raises:
+            InvalidArgumentError: As of pull().
+            PeerError: A server died.
+
+        Example:
+            >>> rows, is_there = table.find([3, 7])
+        """
+        wanted = self._ids(ids, "find")
+        found = torch.zeros(wanted.shape, dtype=torch.uint8)
+        rows = self._pull(wanted, None, _pointer("uint8_t *", found))
+        return rows, found.bool()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have pushes that are applied from now on count for an epoch, for evict="epoch".
+
+        Args:
+            epoch: Not below an earlier one, which would stay.
+
+        Raises:
+            InvalidArgumentError: The epoch is not from 0 to 2^32 - 1, or the table has no keys.
+            PeerError: A server died.
+
+        Example:
+            >>> table.set_epoch(4)
+        """
+        number = whole_in(epoch, U32_MAX, "set_epoch", "epoch")
+        for server in range(self._servers):
+            self._ask(server, {"call": "epoch", "name": self.name, "epoch": number})
+
+    def describe(self) -> list[dict[str, object]]:
+        """Return the table's state on each server: of keys, how full it is, and what came and went.
+
+        Returns:
+            For each server "dim", "rows" and "rule"; of a table of keys, or with a file, counters:
+            "filtered" keys have no row yet, "load" is the part of the capacity that is used.
+
+        Raises:
+            PeerError: A server died.
+
+        Example:
+            >>> [one["rows"] for one in table.describe()]
+            [512, 488]
+        """
+        request = {"call": "table state", "name": self.name}
+        return [self._ask(server, dict(request)) for server in range(self._servers)]
+
+    def _pull(self, wanted: torch.Tensor, out: torch.Tensor | None, found: CData) -> torch.Tensor:
         shape = (*wanted.shape, self.dim)
         if out is None:
             out = torch.empty(shape)
@@ -71,9 +131,9 @@ class Table:
         goal = out
 
         def begin(ptr: CData, timeout_ns: int, err: CData) -> int:
-            status: int = lib.rdt_ps_worker_pull(
+            status: int = lib.rdt_ps_worker_find(
                 ptr, self._number, _pointer("int64_t *", wanted), wanted.numel(),
-                _pointer("float *", goal), timeout_ns, err,
+                _pointer("float *", goal), found, timeout_ns, err,
             )  # fmt: skip
             return status
 
@@ -157,6 +217,8 @@ class Table:
         return found.detach().to(torch.int64).contiguous()
 
     def __repr__(self) -> str:
+        if self.spec.keys != "dense":
+            return f"<Table {self.name!r} of keys with rows of {self.dim}>"
         return f"<Table {self.name!r} of {self.rows} rows of {self.dim}>"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +36,7 @@ from rdmatensor.ps.kv import KV
 from rdmatensor.ps.modes import codes_of
 from rdmatensor.ps.queue import WorkQueue, batches
 from rdmatensor.ps.rules import Init, Rule, zeros
-from rdmatensor.ps.spec import Shape, TableSpec, table_spec
+from rdmatensor.ps.spec import Keys, Shape, TableSpec, table_spec
 from rdmatensor.ps.table import Table
 
 Call = Callable[[CData, int, CData], int]
@@ -230,22 +231,30 @@ class Worker(Closable):
         name: str,
         dim: int,
         *,
-        rows: int,
+        rows: int | None = None,
         rule: Rule,
         init: Init | None = None,
         seed: int = 0,
+        keys: Keys | str = "dense",
+        spill: str | os.PathLike[str] | None = None,
+        memory: int | None = None,
     ) -> Table:
         """Return the table of that name, which the first worker that asks makes.
 
-        Ids are 0 to rows - 1, and elements are float32. All workers give the same description.
+        Elements are float32. All workers give the same description.
 
         Args:
             name: Of the table.
             dim: Floats of a row.
-            rows: Number of rows, over all servers.
+            rows: Number of rows, over all servers; None with keys.
             rule: What a push does.
             init: First values of the rows; None: zeros.
-            seed: Of the first values.
+            seed: Of the first values, which depend on it and the id or key alone.
+            keys: "dense": ids are 0 to rows - 1. "int64", or Keys(): ids are any 64 bits, and a row
+                is made when its key is pushed.
+            spill: A folder on each server: rows that memory has no room for are in a file there.
+            memory: Bytes of rows and their state in the servers' memory, over all servers, with
+                spill.
 
         Returns:
             The table; the same object for the same name.
@@ -255,7 +264,8 @@ class Worker(Closable):
             MismatchError: Another worker, or an earlier call, described the table differently.
             OutOfMemoryError: A server has no room; the message has the line that lifts the limit.
         """
-        spec = table_spec(name, dim, rows, rule, zeros() if init is None else init, seed)
+        first = zeros() if init is None else init
+        spec = table_spec(name, dim, rows, rule, first, seed, keys, spill, memory)
         with self._lock:
             known = self._tables.get(name)
             if known is None:
@@ -282,7 +292,7 @@ class Worker(Closable):
             self._handle.get("table"), spec.struct(), ids, regions, table, err
         )
         check(status, "table", err)
-        return Table(spec, int(table[0]), self._run)
+        return Table(spec, int(table[0]), self._run, self._call, self.servers)
 
     def dense(
         self,

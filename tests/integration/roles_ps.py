@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -168,4 +169,35 @@ def dies_in_add(rank: int, _world: int) -> dict[str, Any]:
             result["values"] = w.kv.get("x").unique().tolist()
 
     ps.run(main, servers=1, on_worker_death="continue", mode="async")
+    return result
+
+
+def _peak_bytes(pid: int) -> int:
+    """Return the most memory that a process had resident."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    return int(next(one for one in lines if one.startswith("VmHWM")).split()[1]) * 1024
+
+
+def spills(rank: int, _world: int, folder: str) -> dict[str, Any]:
+    """A table of 200 MiB with 16 MiB in memory; the server says how its memory has grown."""
+    result: dict[str, Any] = {}
+    dim, rows = 256, 100_000
+
+    def main(w: ps.Worker) -> None:
+        small: Any = {"spill": folder, "memory": 16 << 20, "rule": ps.Adagrad(1.0)}
+        table = w.table("t", dim, rows=rows, **small)
+        pid = w.describe()["servers"][0]["pid"]  # type: ignore[index]
+        before = _peak_bytes(pid)
+        for first in range(0, rows, 2000):
+            table.push(range(first, first + 2000), torch.ones(2000, dim))
+            w.clock()
+        ids = torch.arange(0, rows, 3)
+        right = [bool((table.pull(one) == -1).all()) for one in ids.split(1000)]
+        result["grown_bytes"] = _peak_bytes(pid) - before
+        state: Any = w.describe()["servers"]
+        result["is_right"] = all(right)
+        result["file_bytes"] = state[0]["tables"]["t"]["file_bytes"]
+        result["memory_bytes"] = state[0]["tables"]["t"]["memory_bytes"]
+
+    ps.run(main, servers=1)
     return result

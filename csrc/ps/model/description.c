@@ -17,6 +17,24 @@ rdti_ps_row_stride(uint32_t dim)
            ROW_ALIGN_BYTES;
 }
 
+static rdt_status
+description_check_keys(const struct rdt_ps_table_opts *opts, struct rdt_error *err)
+{
+    const bool is_dense = opts->keys == RDT_PS_KEYS_DENSE;
+
+    if (opts->keys > RDT_PS_KEYS_INT64 || opts->evict > RDT_PS_EVICT_EPOCH)
+        return rdti_error_set(err, RDT_EINVAL, 0, "table: keys %u or evict %u are no kind",
+                              opts->keys, opts->evict);
+    if (is_dense && (opts->admit_after > 0 || opts->expire_after > 0 || opts->capacity > 0))
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "table: admission, expiry and capacity are for tables of keys");
+    if (!is_dense && (opts->rows > 0 || opts->admit_after == 0))
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "table: %llu rows of a table of keys, or admission after %u steps",
+                              (unsigned long long)opts->rows, opts->admit_after);
+    return RDT_OK;
+}
+
 rdt_status
 rdti_ps_description_check(const struct rdt_ps_table_opts *opts, struct rdt_error *err)
 {
@@ -28,7 +46,9 @@ rdti_ps_description_check(const struct rdt_ps_table_opts *opts, struct rdt_error
     if (opts->init > RDT_PS_INIT_NORMAL || !isfinite(opts->init_from) || !isfinite(opts->init_to))
         return rdti_error_set(err, RDT_EINVAL, 0, "table: first values %u of %g and %g", opts->init,
                               opts->init_from, opts->init_to);
-    const rdt_status status = rdt_ps_rule_check(&opts->rule, err);
+    rdt_status status = rdt_ps_rule_check(&opts->rule, err);
+    if (status == RDT_OK)
+        status = description_check_keys(opts, err);
     if (status != RDT_OK)
         return status;
     const uint64_t state_bytes = rdti_ps_rule_state_floats(&opts->rule, opts->dim) * sizeof(float);

@@ -3,7 +3,16 @@
 #ifndef RDTI_PS_MODEL_DESCRIPTION_H
 #define RDTI_PS_MODEL_DESCRIPTION_H
 
+#include <stdbool.h>
+
 #include "rdmatensor_ps.h"
+
+/* Whether rows have places that workers cannot compute: of keys, or in a file. */
+static inline bool
+rdti_ps_is_pooled(const struct rdt_ps_table_opts *opts)
+{
+    return opts->keys != RDT_PS_KEYS_DENSE || opts->memory_bytes > 0;
+}
 
 /* Bytes from one row to the next. */
 uint64_t rdti_ps_row_stride(uint32_t dim);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "ps/model/map.h"
 
 enum { ENTRIES_LEAST = 256 };
 
@@ -93,21 +94,10 @@ rdti_ps_merge_reserve_rows(struct rdti_ps_merge *merge, uint64_t most, struct rd
     return RDT_OK;
 }
 
-/* The finalizer of splitmix64: neighbouring ids get distant entries. */
-static uint64_t
-merge_hash(uint64_t id)
-{
-    id ^= id >> 30;
-    id *= UINT64_C(0xbf58476d1ce4e5b9);
-    id ^= id >> 27;
-    id *= UINT64_C(0x94d049bb133111eb);
-    return id ^ id >> 31;
-}
-
 uint64_t
 rdti_ps_merge_find(struct rdti_ps_merge *merge, uint64_t id, bool *is_new)
 {
-    uint64_t at = merge_hash(id) & (merge->entries_room - 1);
+    uint64_t at = rdti_ps_map_hash(id) & (merge->entries_room - 1);
 
     while (merge->entries[at].stamp == merge->stamp) {
         if (merge->entries[at].id == id) {

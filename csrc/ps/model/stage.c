@@ -42,7 +42,8 @@ rdti_ps_stage_reserve(struct rdti_ps_stage *stage, const struct rdti_ps_staged *
 
     next.ids_off = (stage->used_bytes + 7) / 8 * 8;
     next.rows_off = next.ids_off + next.count * sizeof(uint64_t);
-    const uint64_t end = next.rows_off + next.count * dim * sizeof(float);
+    next.marks_off = next.rows_off + next.count * dim * sizeof(float);
+    const uint64_t end = next.marks_off + (next.has_marks ? next.count : 0);
     if (end > max_bytes)
         return rdti_error_set(err, RDT_ENOMEM, 0,
                               "%llu B were pushed since the last clock(), and at most %llu B are "

@@ -11,9 +11,11 @@
 struct rdti_ps_staged {
     uint32_t table;
     bool is_unique; /* each id once */
+    bool has_marks; /* a byte for each id */
     uint64_t count;
     uint64_t ids_off; /* in bytes from the start of the stage */
     uint64_t rows_off;
+    uint64_t marks_off;
 };
 
 struct rdti_ps_stage {
@@ -39,6 +41,12 @@ static inline uint64_t *
 rdti_ps_stage_ids(const struct rdti_ps_stage *stage, const struct rdti_ps_staged *entry)
 {
     return (uint64_t *)(void *)(stage->bytes + entry->ids_off);
+}
+
+static inline uint8_t *
+rdti_ps_stage_marks(const struct rdti_ps_stage *stage, const struct rdti_ps_staged *entry)
+{
+    return stage->bytes + entry->marks_off;
 }
 
 static inline float *

@@ -106,8 +106,6 @@ rdt_ps_server_add_dense(rdt_ps_server *server, const struct rdt_ps_dense_opts *o
         dense->number = server->dense_count;
         *id_out = server->dense_count;
         server->dense[server->dense_count++] = dense;
-        server->counters.rows_bytes += rdt_region_len_bytes(dense->values_region);
-        server->counters.state_bytes += rdt_region_len_bytes(dense->state_region);
     }
     (void)pthread_mutex_unlock(&server->lock);
     if (status != RDT_OK)

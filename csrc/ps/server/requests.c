@@ -47,11 +47,11 @@ static rdt_status
 requests_push(struct requests_one *one)
 {
     rdt_ps_server *server = one->server;
-    const struct rdti_ps_table *table = requests_table(one);
+    struct rdti_ps_table *table = requests_table(one);
     const uint64_t count = one->head.count;
-    const struct rdti_ps_staged entry = {.table = one->head.table,
-                                         .is_unique = (one->head.flags & RDTI_PS_FLAG_UNIQUE) != 0,
-                                         .count = count};
+    struct rdti_ps_staged entry = {.table = one->head.table,
+                                   .is_unique = (one->head.flags & RDTI_PS_FLAG_UNIQUE) != 0,
+                                   .count = count};
     uint64_t *ids;
     float *rows;
 
@@ -59,6 +59,7 @@ requests_push(struct requests_one *one)
         return one->err.status;
     if (one->client->has_tick)
         return rdti_error_set(&one->err, RDT_EBUSY, 0, "a push before the last tick was answered");
+    entry.has_marks = table->pool != NULL;
     const uint64_t rows_bytes = count * table->opts.dim * sizeof(float);
     rdt_status status = requests_check_bytes(one, count * sizeof(*ids) + rows_bytes);
     if (status == RDT_OK)
@@ -68,6 +69,8 @@ requests_push(struct requests_one *one)
         return status;
     memcpy(ids, one->payload, count * sizeof(*ids));
     status = rdti_ps_table_check_ids(table, server->opts.index, ids, count, &one->err);
+    if (status == RDT_OK)
+        status = rdti_ps_table_reserve(table, ids, count, (uint8_t *)rows + rows_bytes, &one->err);
     if (status != RDT_OK)
         return status;
     memcpy(rows, one->payload + count * sizeof(*ids), rows_bytes);
@@ -88,7 +91,9 @@ requests_pull(struct requests_one *one)
 
     if (table == NULL)
         return one->err.status;
-    const uint64_t bytes = count * table->opts.dim * sizeof(float);
+    const uint64_t rows_bytes = count * table->opts.dim * sizeof(float);
+    const bool is_find = (one->head.flags & RDTI_PS_FLAG_FIND) != 0;
+    const uint64_t bytes = rows_bytes + (is_find ? count : 0);
     rdt_status status = requests_check_bytes(one, count * sizeof(uint64_t));
     if (status == RDT_OK && bytes > server->opts.slot_bytes)
         status = rdti_error_set(&one->err, RDT_EPROTO, 0, "%u rows exceed a slot of %u B",
@@ -101,10 +106,12 @@ requests_pull(struct requests_one *one)
     if (count > 0)
         memcpy(ids, one->payload, count * sizeof(*ids));
     status = rdti_ps_table_check_ids(table, server->opts.index, ids, count, &one->err);
+    uint8_t *payload = rdti_ps_answer_payload(server, one->worker, one->slot);
+    if (status == RDT_OK)
+        status = rdti_ps_table_gather(table, ids, count, (float *)(void *)payload,
+                                      is_find ? payload + rows_bytes : NULL, &one->err);
     if (status != RDT_OK)
         return status;
-    rdti_ps_table_gather(table, ids, count,
-                         (float *)(void *)rdti_ps_answer_payload(server, one->worker, one->slot));
     server->counters.pulled_rows += count;
     rdti_ps_answer_send(server, one->worker, one->slot, (uint32_t)bytes);
     return RDT_OK;
@@ -196,8 +203,7 @@ requests_void(const struct requests_one *one)
 {
     struct rdti_ps_client *client = one->client;
 
-    one->server->counters.staged_bytes -= client->stage.used_bytes;
-    rdti_ps_stage_clear(&client->stage);
+    rdti_ps_steps_drop(one->server, client);
     if (client->tick_queue != 0)
         rdti_ps_queue_give_back(&one->server->queues[client->tick_queue - 1], client->tick_chunk,
                                 one->worker);
@@ -255,8 +261,7 @@ requests_drop(rdt_ps_server *server, uint32_t worker)
 {
     struct rdti_ps_client *client = &server->clients[worker];
 
-    server->counters.staged_bytes -= client->stage.used_bytes;
-    rdti_ps_stage_clear(&client->stage);
+    rdti_ps_steps_drop(server, client);
     client->has_tick = false;
     client->has_lease_request = false;
     for (uint32_t i = 0; i < server->queue_count; i++)

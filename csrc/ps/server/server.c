@@ -209,13 +209,25 @@ rdt_ps_server_attach(rdt_ps_server *server, uint32_t worker, rdt_endpoint *ep,
     return added;
 }
 
+static rdt_status
+server_check_spill(const struct rdt_ps_table_opts *opts, struct rdt_error *err)
+{
+    if (opts == NULL || opts->struct_size != sizeof(*opts) ||
+        (opts->spill != NULL) == (opts->memory_bytes > 0))
+        return RDT_OK;
+    return rdti_error_set(err, RDT_EINVAL, 0, "table: spill and memory_bytes come together");
+}
+
 rdt_status
 rdt_ps_server_add_table(rdt_ps_server *server, const struct rdt_ps_table_opts *opts,
                         uint32_t *id_out, struct rdt_remote_region *rows_out, struct rdt_error *err)
 {
     struct rdti_ps_table *table;
-    rdt_status status = rdti_ps_table_create(server->ctx, opts, server->opts.index,
-                                             server->opts.servers, &table, err);
+    rdt_status status = server_check_spill(opts, err);
+    if (status != RDT_OK)
+        return status;
+    status = rdti_ps_table_create(server->ctx, opts, server->opts.index, server->opts.servers,
+                                  &table, err);
 
     if (status == RDT_OK)
         status = rdt_region_export(table->values, rows_out, err);
@@ -228,8 +240,6 @@ rdt_ps_server_add_table(rdt_ps_server *server, const struct rdt_ps_table_opts *o
     if (status == RDT_OK) {
         *id_out = server->counters.tables;
         server->tables[server->counters.tables++] = table;
-        server->counters.rows_bytes += rdti_ps_table_values_bytes(table);
-        server->counters.state_bytes += rdti_ps_table_state_bytes(table);
     }
     (void)pthread_mutex_unlock(&server->lock);
     if (status != RDT_OK)
@@ -369,6 +379,53 @@ rdt_ps_server_answer(rdt_ps_server *server, const struct rdt_ps_call *call, int3
     return status;
 }
 
+/* Under server->lock. */
+static struct rdti_ps_table *
+server_table(rdt_ps_server *server, uint32_t id, struct rdt_error *err)
+{
+    if (id < server->counters.tables)
+        return server->tables[id];
+    (void)rdti_error_set(err, RDT_EINVAL, 0, "table %u does not exist", id);
+    return NULL;
+}
+
+rdt_status
+rdt_ps_server_table_counters(rdt_ps_server *server, uint32_t id, struct rdt_ps_table_counters *out,
+                             struct rdt_error *err)
+{
+    const uint32_t size =
+        out->struct_size < sizeof(*out) ? out->struct_size : (uint32_t)sizeof(*out);
+    struct rdt_ps_table_counters found = {.struct_size = out->struct_size};
+
+    (void)pthread_mutex_lock(&server->lock);
+    const struct rdti_ps_table *table = server_table(server, id, err);
+    if (table != NULL && table->pool != NULL)
+        rdti_ps_pool_counters(table->pool, &found);
+    (void)pthread_mutex_unlock(&server->lock);
+    if (table == NULL)
+        return RDT_EINVAL;
+    memcpy(out, &found, size);
+    return RDT_OK;
+}
+
+rdt_status
+rdt_ps_server_set_epoch(rdt_ps_server *server, uint32_t id, uint32_t epoch, struct rdt_error *err)
+{
+    rdt_status status = RDT_EINVAL;
+
+    (void)pthread_mutex_lock(&server->lock);
+    const struct rdti_ps_table *table = server_table(server, id, err);
+    if (table != NULL && !table->map.is_hashed)
+        status = rdti_error_set(err, RDT_EINVAL, 0, "table %u has no keys, and so no epoch", id);
+    if (table != NULL && table->map.is_hashed) {
+        if (epoch > table->pool->keys.epoch)
+            table->pool->keys.epoch = epoch;
+        status = RDT_OK;
+    }
+    (void)pthread_mutex_unlock(&server->lock);
+    return status;
+}
+
 void
 rdt_ps_server_counters(rdt_ps_server *server, struct rdt_ps_server_counters *out)
 {
@@ -380,6 +437,16 @@ rdt_ps_server_counters(rdt_ps_server *server, struct rdt_ps_server_counters *out
     for (uint32_t worker = 0; worker < server->opts.workers; worker++)
         if (server->clocks.of[worker].state == RDTI_PS_IN)
             server->counters.workers_in++;
+    server->counters.rows_bytes = 0;
+    server->counters.state_bytes = 0;
+    for (uint32_t i = 0; i < server->counters.tables; i++) {
+        server->counters.rows_bytes += rdti_ps_table_values_bytes(server->tables[i]);
+        server->counters.state_bytes += rdti_ps_table_state_bytes(server->tables[i]);
+    }
+    for (uint32_t i = 0; i < server->dense_count; i++) {
+        server->counters.rows_bytes += rdt_region_len_bytes(server->dense[i]->values_region);
+        server->counters.state_bytes += rdt_region_len_bytes(server->dense[i]->state_region);
+    }
     memcpy(server->counters.staleness, server->clocks.stale, sizeof(server->clocks.stale));
     server->counters.struct_size = out->struct_size;
     memcpy(out, &server->counters, size);

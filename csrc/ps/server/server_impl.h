@@ -133,6 +133,8 @@ void rdti_ps_answer_end(rdt_ps_server *server, uint32_t worker, const char *mess
 void rdti_ps_steps_advance(rdt_ps_server *server);
 /* A tick was counted; its client waits for the answer. */
 void rdti_ps_steps_tick(rdt_ps_server *server, uint32_t worker);
+/* What the client has pushed since its last tick will not be applied. */
+void rdti_ps_steps_drop(rdt_ps_server *server, struct rdti_ps_client *client);
 
 /* leases.c; under server->lock */
 /* Gives the leases that can be given. */

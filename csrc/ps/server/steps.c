@@ -23,6 +23,34 @@ steps_takes(const struct steps_pushes *pushes, uint32_t worker)
     return pushes->server->clients[worker].has_tick;
 }
 
+/* The pushes are about to be applied, or are dropped. */
+static void
+steps_unreserve(rdt_ps_server *server, const struct rdti_ps_client *client)
+{
+    const struct rdti_ps_stage *stage = &client->stage;
+
+    for (uint32_t i = 0; i < stage->count; i++)
+        if (stage->entries[i].has_marks)
+            rdti_ps_table_unreserve(server->tables[stage->entries[i].table],
+                                    rdti_ps_stage_ids(stage, &stage->entries[i]),
+                                    stage->entries[i].count,
+                                    rdti_ps_stage_marks(stage, &stage->entries[i]));
+}
+
+static void
+steps_clear(rdt_ps_server *server, struct rdti_ps_client *client)
+{
+    server->counters.staged_bytes -= client->stage.used_bytes;
+    rdti_ps_stage_clear(&client->stage);
+}
+
+void
+rdti_ps_steps_drop(rdt_ps_server *server, struct rdti_ps_client *client)
+{
+    steps_unreserve(server, client);
+    steps_clear(server, client);
+}
+
 /* Drops the pushes for chunks that were applied before: a worker died after this server had applied
  * its step and before another one had, and a second worker repeated the chunk. */
 static void
@@ -35,10 +63,9 @@ steps_drop_repeated(const struct steps_pushes *pushes)
         if (!client->has_tick || client->is_void || client->tick_queue == 0 ||
             rdti_ps_queue_apply(&server->queues[client->tick_queue - 1], client->tick_chunk))
             continue;
-        server->counters.staged_bytes -= client->stage.used_bytes;
         client->is_void = true;
         server->counters.replays++;
-        rdti_ps_stage_clear(&client->stage);
+        rdti_ps_steps_drop(server, client);
     }
 }
 
@@ -65,9 +92,9 @@ steps_count(const struct steps_pushes *pushes, uint32_t table, uint64_t *ids, ui
 }
 
 /* One push with distinct ids is applied out of the stage. */
-static void
+static rdt_status
 steps_apply_single(const struct steps_pushes *pushes, struct rdti_ps_table *table, uint32_t worker,
-                   const struct rdti_ps_staged *entry)
+                   const struct rdti_ps_staged *entry, struct rdt_error *err)
 {
     rdt_ps_server *server = pushes->server;
     const struct rdti_ps_stage *stage = &server->clients[worker].stage;
@@ -75,9 +102,9 @@ steps_apply_single(const struct steps_pushes *pushes, struct rdti_ps_table *tabl
 
     if (pushes->divisor > 1 && rdti_ps_rule_is_mean(&table->opts.rule))
         server->kernels->divide(rows, (float)pushes->divisor, entry->count * table->opts.dim);
-    rdti_ps_table_apply(table, server->kernels, pushes->lr_scale, rdti_ps_stage_ids(stage, entry),
-                        rows, entry->count);
     server->counters.applied_rows += entry->count;
+    return rdti_ps_table_apply(table, server->kernels, pushes->lr_scale,
+                               rdti_ps_stage_ids(stage, entry), rows, entry->count, err);
 }
 
 static void
@@ -112,10 +139,8 @@ steps_apply_table(const struct steps_pushes *pushes, uint32_t number, struct rdt
     const uint32_t entries = steps_count(pushes, number, &ids, &worker, &entry);
     rdt_status status;
 
-    if (entries == 1 && entry->is_unique) {
-        steps_apply_single(pushes, table, worker, entry);
-        return RDT_OK;
-    }
+    if (entries == 1 && entry->is_unique)
+        return steps_apply_single(pushes, table, worker, entry, err);
     status = rdti_ps_merge_begin(merge, table->opts.dim, ids, err);
     if (status == RDT_OK)
         status = rdti_ps_merge_reserve_rows(merge, ids, err);
@@ -125,10 +150,9 @@ steps_apply_table(const struct steps_pushes *pushes, uint32_t number, struct rdt
     if (pushes->divisor > 1 && rdti_ps_rule_is_mean(&table->opts.rule))
         server->kernels->divide(merge->rows, (float)pushes->divisor,
                                 merge->count * table->opts.dim);
-    rdti_ps_table_apply(table, server->kernels, pushes->lr_scale, merge->ids, merge->rows,
-                        merge->count);
     server->counters.applied_rows += merge->count;
-    return RDT_OK;
+    return rdti_ps_table_apply(table, server->kernels, pushes->lr_scale, merge->ids, merge->rows,
+                               merge->count, err);
 }
 
 /* Memory for the largest merge, before anything is applied. */
@@ -177,6 +201,9 @@ steps_apply(struct steps_pushes *pushes)
     steps_drop_repeated(pushes);
     steps_count_workers(pushes);
     status = steps_reserve(pushes, &err);
+    for (uint32_t worker = pushes->first; worker < pushes->end; worker++)
+        if (steps_takes(pushes, worker))
+            steps_unreserve(server, &server->clients[worker]);
     for (uint32_t i = 0; i < server->counters.tables && status == RDT_OK; i++) {
         if (server->tables[i]->is_pushed)
             status = steps_apply_table(pushes, i, &err);
@@ -193,8 +220,7 @@ steps_apply(struct steps_pushes *pushes)
         struct rdti_ps_client *client = &server->clients[worker];
         if (!client->has_tick)
             continue;
-        server->counters.staged_bytes -= client->stage.used_bytes;
-        rdti_ps_stage_clear(&client->stage);
+        steps_clear(server, client);
         rdti_ps_clocks_applied(&server->clocks, worker);
     }
     server->counters.apply_ns += rdti_now_ns() - start_ns;

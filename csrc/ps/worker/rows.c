@@ -14,9 +14,13 @@ rdti_ps_rows_scatter(struct rdt_ps_worker *worker, const struct rdti_ps_worker_s
 {
     const uint32_t dim = worker->op.view->opts.dim;
     const uint64_t row_bytes = dim * sizeof(float);
+    uint8_t *found = worker->op.found;
+    const uint8_t *marks = payload + slot->count * row_bytes;
 
-    if (payload_bytes != slot->count * row_bytes)
+    if (payload_bytes != slot->count * (row_bytes + (found != NULL)))
         return RDT_EPROTO;
+    for (uint64_t i = 0; found != NULL && i < slot->count; i++)
+        found[worker->order[slot->first + i]] = marks[i] != 0;
     for (uint64_t i = 0; i < slot->count; i++)
         memcpy(worker->op.out + worker->order[slot->first + i] * dim, payload + i * row_bytes,
                row_bytes);
@@ -66,7 +70,7 @@ rows_check_ids(const struct rdti_ps_view *view, const int64_t *ids, uint64_t cou
                struct rdt_error *err)
 {
     for (uint64_t i = 0; i < count; i++)
-        if (ids[i] < 0 || (uint64_t)ids[i] >= view->map.rows)
+        if (!view->map.is_hashed && (ids[i] < 0 || (uint64_t)ids[i] >= view->map.rows))
             return rdti_error_set(err, RDT_EINVAL, 0, "id %lld is not from 0 to %lld",
                                   (long long)ids[i], (long long)view->map.rows - 1);
     return RDT_OK;
@@ -113,7 +117,9 @@ rdti_ps_rows_send(struct rdt_ps_worker *worker, uint32_t server, struct rdt_erro
         const uint64_t row_bytes = is_push ? op->view->opts.dim * sizeof(float) : 0;
         struct rdti_ps_request request = {
             .op = is_push ? RDTI_PS_OP_PUSH : RDTI_PS_OP_PULL,
-            .flags = is_push ? RDTI_PS_FLAG_UNIQUE : 0,
+            .flags = is_push             ? RDTI_PS_FLAG_UNIQUE
+                     : op->found != NULL ? RDTI_PS_FLAG_FIND
+                                         : 0,
             .table = op->view->ids[server],
             .map_version = op->view->map.version,
             .count = (uint32_t)count,
@@ -197,8 +203,8 @@ rows_undo(struct rdt_ps_worker *worker, rdt_status status)
 }
 
 rdt_status
-rdt_ps_worker_pull(rdt_ps_worker *worker, uint32_t table, const int64_t *ids, uint64_t count,
-                   float *out, uint64_t timeout_ns, struct rdt_error *err)
+rdt_ps_worker_find(rdt_ps_worker *worker, uint32_t table, const int64_t *ids, uint64_t count,
+                   float *out, uint8_t *found, uint64_t timeout_ns, struct rdt_error *err)
 {
     rdt_status status = rows_begin(worker, RDTI_PS_FOR_PULL, table, ids, count, err);
 
@@ -206,15 +212,25 @@ rdt_ps_worker_pull(rdt_ps_worker *worker, uint32_t table, const int64_t *ids, ui
         return status;
     if (worker->op.view->is_mapped) {
         rows_gather(worker->op.view, ids, count, out);
+        if (found != NULL)
+            memset(found, 1, count);
         return rows_undo(worker, rdti_ps_operation_poll(worker, err)); /* a dead one's are old */
     }
     worker->op.ids = ids;
     worker->op.out = out;
+    worker->op.found = found;
     /* int64_t and uint64_t may alias, and the ids were checked. */
     status = rows_sort(worker, worker->op.view, (const uint64_t *)ids, count, err);
     if (status != RDT_OK)
         return rows_undo(worker, status);
     return rdt_ps_worker_resume(worker, timeout_ns, err);
+}
+
+rdt_status
+rdt_ps_worker_pull(rdt_ps_worker *worker, uint32_t table, const int64_t *ids, uint64_t count,
+                   float *out, uint64_t timeout_ns, struct rdt_error *err)
+{
+    return rdt_ps_worker_find(worker, table, ids, count, out, NULL, timeout_ns, err);
 }
 
 rdt_status

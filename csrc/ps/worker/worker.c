@@ -148,16 +148,18 @@ static rdt_status
 worker_map_rows(rdt_ps_worker *worker, struct rdti_ps_view *view,
                 const struct rdt_remote_region *rows, struct rdt_error *err)
 {
-    view->is_mapped = true;
+    view->is_mapped = !rdti_ps_is_pooled(&view->opts);
     for (uint32_t server = 0; server < worker->opts.servers; server++) {
         const uint64_t want =
-            rdti_ps_map_rows(&view->map, server) * rdti_ps_row_stride(view->opts.dim);
+            rdti_ps_is_pooled(&view->opts)
+                ? 0
+                : rdti_ps_map_rows(&view->map, server) * rdti_ps_row_stride(view->opts.dim);
         void *addr = NULL;
         if (rows[server].len_bytes != want)
             return rdti_error_set(err, RDT_EINVAL, 0, "server %u has %llu B of rows, not %llu B",
                                   server, (unsigned long long)rows[server].len_bytes,
                                   (unsigned long long)want);
-        if (worker->conns[server].mapped == NULL) {
+        if (worker->conns[server].mapped == NULL || rdti_ps_is_pooled(&view->opts)) {
             view->is_mapped = false;
             continue;
         }
@@ -196,6 +198,7 @@ rdt_ps_worker_add_table(rdt_ps_worker *worker, const struct rdt_ps_table_opts *o
         status = rdti_error_set(err, RDT_ENOMEM, 0, "a table over %u servers", servers);
     if (status == RDT_OK)
         status = rdti_ps_map_init(&view->map, servers, opts->rows, err);
+    view->map.is_hashed = opts->keys != RDT_PS_KEYS_DENSE;
     if (status == RDT_OK)
         status = worker_map_rows(worker, view, rows, err);
     if (status != RDT_OK) {

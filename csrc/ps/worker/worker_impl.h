@@ -70,6 +70,7 @@ struct rdti_ps_operation {
     struct rdti_ps_view *view;
     const int64_t *ids; /* RDTI_PS_FOR_PULL: the caller's */
     float *out;
+    uint8_t *found;    /* or NULL */
     const float *rows; /* RDTI_PS_FOR_PUSH: of ids[i] at rows + i * dim, or of the merge */
     double lr_scale;
     uint32_t server; /* RDTI_PS_FOR_CALL */

@@ -24,7 +24,7 @@ struct request_kind {
 
 static const struct request_kind request_kinds[] = {
     [RDTI_PS_OP_PUSH] = {HAS_TABLE | HAS_COUNT | HAS_PAYLOAD, RDTI_PS_FLAG_UNIQUE},
-    [RDTI_PS_OP_PULL] = {HAS_TABLE | HAS_COUNT | HAS_PAYLOAD, 0},
+    [RDTI_PS_OP_PULL] = {HAS_TABLE | HAS_COUNT | HAS_PAYLOAD, RDTI_PS_FLAG_FIND},
     [RDTI_PS_OP_TICK] = {HAS_COUNT | HAS_PAYLOAD | HAS_CLOCK | HAS_QUEUE | HAS_CHUNK,
                          RDTI_PS_FLAG_DROP},
     [RDTI_PS_OP_CALL] = {HAS_PAYLOAD, 0},

@@ -31,6 +31,7 @@ enum {
 
 enum {
     RDTI_PS_FLAG_UNIQUE = 1, /* of a push: each id once */
+    RDTI_PS_FLAG_FIND = 4,   /* of a pull: a byte for each row follows the rows; 1: it is there */
     RDTI_PS_FLAG_DROP = 2,   /* of a tick: its step is dropped, as a server refused a push of it */
 };
 
