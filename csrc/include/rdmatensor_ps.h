@@ -66,6 +66,9 @@ RDT_API RDT_NODISCARD rdt_status rdt_ps_rule_apply(const struct rdt_ps_rule *rul
                                                    const float *gradient, uint64_t count,
                                                    struct rdt_error *err);
 
+/* Floats of state of `count` elements that are updated together. The rule is valid. */
+RDT_API uint64_t rdt_ps_rule_state_floats(const struct rdt_ps_rule *rule, uint64_t count);
+
 /* ---- Tables ------------------------------------------------------------------------------ */
 
 enum { RDT_PS_INIT_ZERO = 0, RDT_PS_INIT_CONSTANT, RDT_PS_INIT_UNIFORM, RDT_PS_INIT_NORMAL };
@@ -221,6 +224,81 @@ RDT_API RDT_NODISCARD rdt_status rdt_ps_server_answer(rdt_ps_server *server,
                                                       int32_t status, const uint8_t *bytes,
                                                       size_t len_bytes, struct rdt_error *err);
 
+/* ---- Checkpoints --------------------------------------------------------------------------
+ *
+ * A checkpoint is cut at one vector of clocks: on all servers it has the same steps of each worker.
+ * The one who takes it holds all servers, takes for each worker the most steps that any server has
+ * applied, and cuts each server there. Steps that arrive meanwhile are carried out afterwards.
+ * After the cut, rows are read while steps go on. */
+
+/* Partition p of a table is on server p % servers, and has the ids p, p + RDT_PS_PARTITIONS, ... */
+#define RDT_PS_PARTITIONS 1024
+#define RDT_PS_NO_CLOCK UINT64_MAX
+/* Steps of workers that arrive from now on wait for rdt_ps_server_cut(), or for this worker's end.
+ * clocks_out[workers]: the steps that were applied; RDT_PS_NO_CLOCK: the worker has left or died.
+ * RDT_EBUSY: steps are held already, or a checkpoint is read. RDT_ECLOSED: that worker is gone. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_hold(rdt_ps_server *server, uint32_t worker,
+                                                    uint64_t *clocks_out, struct rdt_error *err);
+/*
+ * Apply the steps up to clocks[], which are not less than those that were returned, begin the
+ * checkpoint, and hold no longer. Each RDT_PS_NO_CLOCK becomes the worker's steps.
+ * applied_out: chunks of all queues that this server has applied. If it differs between servers, a
+ * worker has died within a step, and a later checkpoint is possible when another one has repeated
+ * it.
+ *   RDT_ETIMEDOUT steps have not arrived: call again, or rdt_ps_server_release()
+ *   RDT_ECANCELED a worker has died, and other steps were applied   RDT_ENOMEM   RDT_EINVAL nothing
+ *   is held. After these nothing is held, and no checkpoint was begun.
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_cut(rdt_ps_server *server, uint64_t *clocks,
+                                                   uint32_t is_increment, uint64_t timeout_ns,
+                                                   uint64_t *applied_out, struct rdt_error *err);
+/* Hold no longer. Legal if nothing is held. */
+RDT_API void rdt_ps_server_release(rdt_ps_server *server);
+/*
+ * The next records of a partition: 8 bytes of id, the row's floats, its state's floats, and no gap.
+ * The caller sets *next to 0, and reads partitions in ascending order, each until *len_out is 0. An
+ * increment has the rows that have changed since the last full checkpoint that was saved.
+ *   RDT_EINVAL no checkpoint has it   RDT_ERANGE cap is less than a record
+ *   RDT_ENOMEM there was no memory for rows that have changed meanwhile: the checkpoint is lost
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_read_rows(rdt_ps_server *server, uint32_t table,
+                                                         uint32_t partition, uint64_t *next,
+                                                         uint8_t *buf, uint64_t cap,
+                                                         uint64_t *len_out, struct rdt_error *err);
+/* Elements of a dense model: array 0 has the values, the others the rule's state. RDT_EINVAL. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_read_dense(rdt_ps_server *server, uint32_t id,
+                                                          uint32_t array, uint64_t first,
+                                                          uint64_t count, float *out,
+                                                          struct rdt_error *err);
+/* Of each chunk 1 if it was applied, else 0. RDT_EINVAL: also if it has not `chunks` of them. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_read_queue(rdt_ps_server *server, uint32_t id,
+                                                          uint8_t *out, uint64_t chunks,
+                                                          struct rdt_error *err);
+enum { RDT_PS_TABLE = 1, RDT_PS_DENSE };
+/* Applications of the rule until the cut. RDT_EINVAL. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_read_step(rdt_ps_server *server, uint32_t kind,
+                                                         uint32_t id, uint64_t *step_out,
+                                                         struct rdt_error *err);
+/* The checkpoint was read. is_saved: it is safe; else its rows are part of the next increment. */
+RDT_API void rdt_ps_server_end_cut(rdt_ps_server *server, uint32_t is_saved);
+
+/* Put back what was read, before a worker uses it. RDT_EINVAL: it is not of this server. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_write_rows(rdt_ps_server *server, uint32_t table,
+                                                          const uint8_t *records, uint64_t count,
+                                                          struct rdt_error *err);
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_write_dense(rdt_ps_server *server, uint32_t id,
+                                                           uint32_t array, uint64_t first,
+                                                           uint64_t count, const float *in,
+                                                           struct rdt_error *err);
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_write_queue(rdt_ps_server *server, uint32_t id,
+                                                           const uint8_t *in, uint64_t chunks,
+                                                           struct rdt_error *err);
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_write_step(rdt_ps_server *server, uint32_t kind,
+                                                          uint32_t id, uint64_t step,
+                                                          struct rdt_error *err);
+/* The steps of each worker so far; before one is attached. */
+RDT_API void rdt_ps_server_write_clocks(rdt_ps_server *server, const uint64_t *clocks);
+
 #define RDT_PS_STALENESS_BUCKETS 16
 struct rdt_ps_server_counters {
     uint32_t struct_size;
@@ -349,6 +427,8 @@ RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_resume(rdt_ps_worker *worker, uin
 /* The operation in flight will not use the caller's memory any more. After a push, a tick, a lease
  * or a leave the servers' state is not known: all operations but leave end with RDT_ECANCELED. */
 RDT_API void rdt_ps_worker_abandon(rdt_ps_worker *worker);
+/* The ticks so far, of a checkpoint; before the first operation. */
+RDT_API void rdt_ps_worker_write_clock(rdt_ps_worker *worker, uint64_t clock);
 /* Ticks so far. */
 RDT_API uint64_t rdt_ps_worker_clock(const rdt_ps_worker *worker);
 /* 1 if the rows on this server are read in mapped memory. */

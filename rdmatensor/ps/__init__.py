@@ -16,6 +16,7 @@ parameter-server.md has the rules.
 
 from __future__ import annotations
 
+from rdmatensor.ps.checkpoint import Checkpoint
 from rdmatensor.ps.cluster import Cluster, join, run
 from rdmatensor.ps.dense import Dense
 from rdmatensor.ps.kv import KV
@@ -37,6 +38,7 @@ from rdmatensor.ps.rules import (
     uniform,
     zeros,
 )
+from rdmatensor.ps.saving import Saving
 from rdmatensor.ps.server import Server
 from rdmatensor.ps.spec import Keys
 from rdmatensor.ps.table import Table
@@ -51,6 +53,7 @@ __all__ = [
     "AdamW",
     "Add",
     "Assign",
+    "Checkpoint",
     "Cluster",
     "Dense",
     "Embedding",
@@ -60,6 +63,7 @@ __all__ = [
     "Mode",
     "RowAdagrad",
     "Rule",
+    "Saving",
     "Server",
     "Table",
     "WorkQueue",

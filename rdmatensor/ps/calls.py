@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from rdmatensor._native.arguments import U32_MAX
+from rdmatensor._native.arguments import U32_MAX, U64_MAX
 from rdmatensor.errors import ProtocolError, RdmaTensorError
 from rdmatensor.memory import RemoteRegion
 
@@ -25,6 +25,22 @@ def flag(value: object) -> bool:
     """Read true or false."""
     if not isinstance(value, bool):
         raise TypeError("neither true nor false")
+    return value
+
+
+def text(value: object) -> str:
+    """Read a text."""
+    if not isinstance(value, str):
+        raise TypeError("no text")
+    return value
+
+
+def clocks(value: object) -> list[int | None]:
+    """Read the steps of each worker; None: it is gone."""
+    if not isinstance(value, list) or any(
+        one is not None and (type(one) is not int or not 0 <= one < U64_MAX) for one in value
+    ):
+        raise TypeError("no list of clocks")
     return value
 
 

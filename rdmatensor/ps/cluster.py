@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
@@ -14,9 +15,11 @@ from rdmatensor._native.arguments import invalid, whole, whole_in
 from rdmatensor.bootstrap import World
 from rdmatensor.bootstrap import join as join_world
 from rdmatensor.context import Context
-from rdmatensor.errors import MismatchError
+from rdmatensor.errors import MismatchError, PeerError, RdmaTensorError
 from rdmatensor.memory import RemoteRegion
+from rdmatensor.ps.board import Board
 from rdmatensor.ps.modes import Mode, codes_of
+from rdmatensor.ps.restorer import clocks_of
 from rdmatensor.ps.server import Server
 from rdmatensor.ps.spec import Shape
 from rdmatensor.ps.worker import Worker
@@ -46,17 +49,18 @@ class Cluster:
         self.role = "worker" if world.rank < shape.workers else "server"
         self.worker: Worker | None = None
         self.server: Server | None = None
+        self._board = Board(world)
         peers = range(shape.workers, world.size) if self.role == "worker" else range(shape.workers)
         try:
             endpoints = [world.endpoint(peer) for peer in peers]
             if self.role == "worker":
-                self.worker = Worker(world.context, shape, world.rank)
+                self.worker = Worker(world.context, shape, world.rank, self._board)
                 self._publish(self.worker.outboxes())
                 for index, (peer, endpoint) in enumerate(zip(peers, endpoints, strict=True)):
                     self.worker.attach(index, endpoint, self._regions_of(peer)[world.rank])
             else:
                 index = world.rank - shape.workers
-                self.server = Server(world.context, shape, index)
+                self.server = self._make_server(index)
                 self._publish(self.server.inboxes())
                 for peer, endpoint in zip(peers, endpoints, strict=True):
                     self.server.attach(peer, endpoint, self._regions_of(peer)[index])
@@ -67,15 +71,32 @@ class Cluster:
     def _key(self, rank: int) -> str:
         return f"{self._world._prefix}/ps/{rank}"
 
+    def _make_server(self, index: int) -> Server:
+        """Make the server; the workers get the reason if it cannot be made."""
+        try:
+            return Server(self._world.context, self.shape, index, self._board)
+        except RdmaTensorError as error:
+            why = {"error": f"server {index} cannot begin: {error.detail}"}
+            self._world._ask(lambda store: store.set(self._key(self.rank), json.dumps(why)))
+            raise
+
     def _publish(self, regions: list[RemoteRegion]) -> None:
         """Tell all others, in one value, where they write."""
-        value = {"shape": self.shape.as_text(), "regions": [one.encode().hex() for one in regions]}
+        value: dict[str, object] = {"shape": self.shape.as_text()}
+        value["regions"] = [one.encode().hex() for one in regions]
+        checkpoint = None if self.server is None else self.server._restorer.checkpoint
+        if checkpoint is not None:
+            value["clocks"] = clocks_of(checkpoint, self.shape.workers)
         self._world._ask(lambda store: store.set(self._key(self.rank), json.dumps(value)))
 
     def _regions_of(self, rank: int) -> list[RemoteRegion]:
         world, key = self._world, self._key(rank)
         wait_for(world._store, {key: f"rank {rank}"}, world._timeout_s, "join", world._check_open)
         value = json.loads(world._ask(lambda store: store.get(key)))
+        if "error" in value:
+            raise PeerError("RDT_EPEER", "join", value["error"])
+        if self.worker is not None and "clocks" in value:
+            self.worker._begin_at(value["clocks"][self.rank])
         if value["shape"] != self.shape.as_text():
             raise MismatchError(
                 "RDT_EMISMATCH",
@@ -122,6 +143,7 @@ def join(
     timeout_s: float | None = None,
     slots: int = SLOTS,
     slot_bytes: int = SLOT_BYTES,
+    restore: str | os.PathLike[str] | None = None,
 ) -> Cluster:
     """Join a cluster as one of its ranks: the first are workers, the last `servers` are servers.
 
@@ -139,6 +161,8 @@ def join(
         timeout_s: For joining.
         slots: Requests that a worker has in flight to one server.
         slot_bytes: Payload of a request, a multiple of 64; larger pushes and pulls are cut.
+        restore: Folder of a checkpoint to begin with, which all servers can read; it may be of
+            another number of servers.
 
     Returns:
         The cluster.
@@ -148,13 +172,19 @@ def join(
         MismatchError: The ranks' arguments differ.
         TransferTimeoutError: A rank is missing.
     """
-    shape = _shape(size, servers, mode, on_worker_death, slots, slot_bytes)
+    shape = _shape(size, servers, mode, on_worker_death, slots, slot_bytes, restore)
     world = join_world(store, rank, size, job=job, context=context, timeout_s=timeout_s)
     return Cluster(world, shape)
 
 
 def _shape(
-    size: int, servers: int, mode: Mode, on_worker_death: str, slots: int, slot_bytes: int
+    size: int,
+    servers: int,
+    mode: Mode,
+    on_worker_death: str,
+    slots: int,
+    slot_bytes: int,
+    restore: str | os.PathLike[str] | None,
 ) -> Shape:
     size, servers = whole(size, "join", "size"), whole(servers, "join", "servers")
     if not 1 <= servers < size:
@@ -169,6 +199,7 @@ def _shape(
         slots=whole_in(slots, 64, "join", "slots"),
         slot_bytes=whole_in(slot_bytes, 1 << 26, "join", "slot_bytes"),
         goes_on=on_worker_death == "continue",
+        restore=None if restore is None else str(Path(restore).absolute()),
     )
 
 
@@ -180,6 +211,7 @@ def run(
     on_worker_death: str = "stop",
     context: Context | None = None,
     timeout_s: float | None = None,
+    restore: str | os.PathLike[str] | None = None,
 ) -> None:
     """Run main(worker) on the workers, and the servers on the last ranks; under torchrun.
 
@@ -193,10 +225,12 @@ def run(
         on_worker_death: As for join().
         context: As for join().
         timeout_s: As for join().
+        restore: As for join().
 
     Raises:
         InvalidArgumentError: As join().
         PeerError: A process died.
+        RdmaTensorError: On server 0, why the last checkpoint was not saved, if no worker has asked.
     """
     store, rank, size = next(iter(rendezvous("env://")))
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -210,6 +244,7 @@ def run(
         job=f"ps{restart}",
         context=context,
         timeout_s=timeout_s,
+        restore=restore,
     ) as cluster:
         if cluster.worker is not None:
             main(cluster.worker)

@@ -281,9 +281,18 @@ class Dense:
                         "RDT_ETIMEDOUT", "dense", f"worker 0 has not made {name!r} in time"
                     )
                 time.sleep(_POLL_S)
+        if rank == 0:
+            for request in self._parameters(name):
+                ask(0, request)
         self.zero()
         self._own = []
         _ignore_in_ddp(self._model, self._names, [])
+
+    def _parameters(self, name: str) -> Iterator[dict[str, object]]:
+        """Yield requests, each within a slot, with names and shapes for a checkpoint."""
+        for first, (one, param) in enumerate(zip(self._names, self._params, strict=True)):
+            some = [[one, list(param.shape)]]
+            yield {"call": "parameters", "name": name, "first": first, "parameters": some}
 
     def _add(self, starts: list[int], ids: CData, slots: CData) -> int:
         number, spans = ffi.new("uint32_t *"), ffi.new("uint64_t[]", starts)

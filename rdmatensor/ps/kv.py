@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import zlib
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -20,6 +19,7 @@ from rdmatensor.ps.values import (
     NDIM_MAX,
     bytes_of,
     is_addable,
+    server_of,
     value_of,
 )
 
@@ -223,7 +223,7 @@ class KV:
     def _at(self, name: object, request: dict[str, object], **kinds: Kind) -> dict[str, Any]:
         if not isinstance(name, str) or not name.isprintable() or not 0 < _len(name) <= NAME_BYTES:
             raise invalid("kv", f"name={name!r} is not a printable text of 1 to {NAME_BYTES} B")
-        server = zlib.crc32(name.encode()) % self._servers
+        server = server_of(name, self._servers)
         return self._ask(server, {"call": "kv", **request}, **kinds)
 
     def _change(

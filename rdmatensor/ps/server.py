@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 from rdmatensor import errors
 from rdmatensor._native.closable import Closable
@@ -25,9 +26,13 @@ from rdmatensor._native.ffi import (
 from rdmatensor.context import Context
 from rdmatensor.endpoint import Endpoint
 from rdmatensor.memory import RemoteRegion
+from rdmatensor.ps.board import Board
 from rdmatensor.ps.calls import parse_call
 from rdmatensor.ps.modes import codes_of, name_of
+from rdmatensor.ps.part import Contents
+from rdmatensor.ps.restorer import Restorer, read
 from rdmatensor.ps.rules import Rule
+from rdmatensor.ps.saver import Saver, restored_note
 from rdmatensor.ps.spec import Shape, TableSpec
 from rdmatensor.ps.values import HEAD_BYTES, Values
 
@@ -46,8 +51,9 @@ class Server(Closable):
         A thread of the C library carries out pushes, pulls and clocks; serve() only makes tables.
     """
 
-    def __init__(self, context: Context, shape: Shape, index: int) -> None:
+    def __init__(self, context: Context, shape: Shape, index: int, board: Board) -> None:
         self.shape, self.index = shape, index
+        checkpoint = read(shape.restore)
         self._context, self._core = context, context._core
         opts = ffi.new("struct rdt_ps_server_opts *")
         opts.struct_size = ffi.sizeof("struct rdt_ps_server_opts")
@@ -58,6 +64,14 @@ class Server(Closable):
         out, err = ffi.new("rdt_ps_server **"), new_error()
         check(lib.rdt_ps_server_create(self._core.get("join"), opts, out, err), "join", err)
         self._handle: Handle = self._core.adopt(Handle("server", out[0], lib.rdt_ps_server_destroy))
+        self._restorer = Restorer(self._handle.get, index, shape.servers, shape.workers, checkpoint)
+        self._saver = Saver(
+            *(self._handle.get, index, shape.servers, shape.workers, self._contents, board),
+            self._core.timeout_s,
+        )
+        if checkpoint is not None and index == 0:
+            board.put("checkpoint", restored_note(checkpoint))
+        self._parameters: dict[str, list[object]] = {}
         self._tables: dict[str, tuple[TableSpec, dict[str, object]]] = {}
         self._queues: dict[str, tuple[object, int]] = {}
         self._models: dict[str, tuple[object, int]] = {}
@@ -67,6 +81,7 @@ class Server(Closable):
         self._lock, self._is_closing = threading.RLock(), False
         self._buffer = ffi.new("uint8_t[]", shape.slot_bytes)
         self._kv = Values(context, shape.slot_bytes - HEAD_BYTES)
+        self._restorer.values(self._kv)
         self._calls: dict[str, Callable[[dict[str, object], int], dict[str, object]]] = {
             "table": self._make_table,
             "queue": self._make_queue,
@@ -75,6 +90,8 @@ class Server(Closable):
             "values": self._send_values,
             "epoch": self._set_epoch,
             "table state": lambda request, _: self._state_of(str(request["name"])),
+            "parameters": self._name_parameters,
+            **self._saver.calls(),
             "describe": lambda *_: self.describe(),
             "kv": self._kv.carry_out,
         }
@@ -115,6 +132,7 @@ class Server(Closable):
                 if status == OK:
                     self._answer(call)
             if status == lib.RDT_ECLOSED:
+                self._saver.finish()
                 return
             if status not in (OK, TIMED_OUT):
                 fail(status, "serve", err)
@@ -123,6 +141,9 @@ class Server(Closable):
         """End serve() of another thread, then release the server; idempotent."""
         self._is_closing = True
         with self._lock:
+            if self._is_open():
+                self._saver.close()
+                self._restorer.close()
             super().close()
 
     def _answer(self, call: CData) -> None:
@@ -170,7 +191,7 @@ class Server(Closable):
                     "table",
                     f"table {spec.name!r} was made as {known[0]}, and is wanted as {spec}",
                 )
-            return known[1]
+            return {**known[1], "is_ready": self._restorer.is_ready("table", spec.name)}
         number, region, err = (
             ffi.new("uint32_t *"),
             ffi.new("struct rdt_remote_region *"),
@@ -185,8 +206,9 @@ class Server(Closable):
             "id": int(number[0]),
             "rows": RemoteRegion._of_struct(region).encode().hex(),
         }
+        self._restorer.table(spec.name, int(number[0]), spec.to_json())
         self._tables[spec.name] = (spec, answer)
-        return answer
+        return {**answer, "is_ready": self._restorer.is_ready("table", spec.name)}
 
     def _make_queue(self, request: dict[str, object], _worker: int) -> dict[str, object]:
         """Make a queue, or return the one of that name if it is the same."""
@@ -198,6 +220,7 @@ class Server(Closable):
             number, err = ffi.new("uint32_t *"), new_error()
             ptr = self._handle.get("queue")
             check(lib.rdt_ps_server_add_queue(ptr, chunks, number, err), "queue", err)
+            self._restorer.queue(name, int(number[0]), chunks)
             known = self._queues[name] = (chunks, int(number[0]))
         if known[0] != chunks:
             raise errors.MismatchError(
@@ -216,6 +239,7 @@ class Server(Closable):
         known = self._models.get(name)
         if known is None:
             known = self._models[name] = (spec, self._add_dense(Rule(**rule), *spec[1:3]))
+            self._restorer.model(name, known[1], self._model(name))
         if known[0] != spec:
             self._refused.add(name)  # a worker may wait for the first values of another
             raise errors.MismatchError(
@@ -251,6 +275,11 @@ class Server(Closable):
             raise errors.MismatchError(
                 "RDT_EMISMATCH", "dense", f"another worker's model {name!r} differs from this one"
             )
+        if self._restorer.has("dense", name):
+            if not self._restorer.is_ready("dense", name):
+                return {"is_ready": False}
+            check(lib.rdt_ps_server_send_dense(ptr, number, worker, err), "dense", err)
+            return {"is_ready": True}
         if worker == 0:
             check(lib.rdt_ps_server_load_dense(ptr, number, 0, err), "dense", err)
             self._has_first.add(name)
@@ -263,6 +292,42 @@ class Server(Closable):
         status = lib.rdt_ps_server_send_dense(self._handle.get("dense"), number, worker, err)
         check(status, "dense", err)
         return {}
+
+    def _name_parameters(self, request: dict[str, object], _worker: int) -> dict[str, object]:
+        """Note names and shapes of a model's parameters, which a checkpoint has."""
+        some = request["parameters"]
+        if not isinstance(some, list):
+            raise TypeError("parameters are a list")
+        known = self._parameters.setdefault(str(request["name"]), [])
+        known[int(str(request["first"])) :] = some
+        return {}
+
+    def _model(self, name: str) -> dict[str, Any]:
+        spec: Any = self._models[name][0]
+        rule, count, params_off, model = spec
+        arrays = 1 + lib.rdt_ps_rule_state_floats(Rule(**rule)._struct(), 1)
+        return {
+            "rule": rule,
+            "count": count,
+            "params_off": params_off,
+            "model": model,
+            "arrays": arrays,
+            "parameters": self._parameters.get(name, []),
+        }
+
+    def _contents(self) -> Contents:
+        """Return what a checkpoint has of this server."""
+        tables = {
+            name: (
+                int(str(answer["id"])),
+                spec.to_json(),
+                int(lib.rdt_ps_rule_state_floats(spec.rule._struct(), spec.dim)),
+            )
+            for name, (spec, answer) in self._tables.items()
+        }
+        models = {name: (number, self._model(name)) for name, (_, number) in self._models.items()}
+        queues = {name: (number, int(str(one))) for name, (one, number) in self._queues.items()}
+        return Contents(tables, models, queues, self._kv.copies())
 
     def describe(self) -> dict[str, object]:
         """Return the counters, and the tables by name.
@@ -287,7 +352,11 @@ class Server(Closable):
             "server": self.index,
             "pid": os.getpid(),
         }
-        return {**state, **fixed, "tables": tables, "kv": self._kv.describe()}
+        checkpoints = {
+            "checkpoint": self._saver.describe(),
+            "restored_bytes": self._restorer.read_bytes,
+        }
+        return {**state, **fixed, **checkpoints, "tables": tables, "kv": self._kv.describe()}
 
     def _state_of(self, name: str) -> dict[str, object]:
         """Return what a table is, and how full one of keys, or one with a file, is here."""

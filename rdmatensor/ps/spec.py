@@ -75,6 +75,7 @@ class Shape:
     slots: int
     slot_bytes: int
     goes_on: bool
+    restore: str | None = None
 
     def as_text(self) -> str:
         """Return it as text that processes compare."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -79,6 +80,11 @@ class _Client:
     snapshot: _Value | None = None  # that it reads in parts
 
 
+def server_of(name: str, servers: int) -> int:
+    """Return the server that a name is on."""
+    return zlib.crc32(name.encode()) % servers
+
+
 class Values:
     """The names of one server, and the calls of workers for them.
 
@@ -98,6 +104,20 @@ class Values:
             "names": len(self._values),
             "bytes": sum(one.bytes.nbytes for one in self._values.values()),
         }
+
+    def copies(self) -> dict[str, tuple[int, str, list[int], bytes]]:
+        """Return version, dtype, shape and bytes of each name, as they are now."""
+        return {
+            name: (one.version, one.dtype, one.shape, one.bytes.tobytes())
+            for name, one in self._values.items()
+        }
+
+    def put_back(self, name: str, version: int, dtype: str, shape: list[int], data: bytes) -> None:
+        """Begin with a value of a checkpoint."""
+        array = self._context.empty(len(data), "uint8")
+        array[:] = numpy.frombuffer(data, numpy.uint8)
+        self._values[name] = _Value(version, dtype, shape, array)
+        self._version = max(self._version, version)
 
     def carry_out(self, request: dict[str, object], worker: int) -> dict[str, object]:
         """Carry out a worker's call; KeyError and TypeError are of calls that are none."""

@@ -30,16 +30,19 @@ from rdmatensor.context import Context
 from rdmatensor.endpoint import Endpoint
 from rdmatensor.errors import ClosedError, MismatchError, PeerError, RdmaTensorError
 from rdmatensor.memory import RemoteRegion
-from rdmatensor.ps.calls import Kind, number, parse_answer, region
+from rdmatensor.ps.board import Board, last_checkpoint
+from rdmatensor.ps.calls import Kind, flag, number, parse_answer, region
 from rdmatensor.ps.dense import SPLIT_BYTES, Dense
 from rdmatensor.ps.kv import KV
 from rdmatensor.ps.modes import codes_of
 from rdmatensor.ps.queue import WorkQueue, batches
 from rdmatensor.ps.rules import Init, Rule, zeros
+from rdmatensor.ps.saving import Saving, save
 from rdmatensor.ps.spec import Keys, Shape, TableSpec, table_spec
 from rdmatensor.ps.table import Table
 
 Call = Callable[[CData, int, CData], int]
+_RESTORE_POLL_S = 0.01
 
 
 class Worker(Closable):
@@ -50,13 +53,14 @@ class Worker(Closable):
         workers: Number of workers.
         servers: Number of servers.
         kv: Named tensors on the servers.
+        steps: Steps that this worker has ended, with those before a restored checkpoint.
 
     Threads:
         Any thread; operations run one after the other.
     """
 
-    def __init__(self, context: Context, shape: Shape, rank: int) -> None:
-        self.shape, self.rank = shape, rank
+    def __init__(self, context: Context, shape: Shape, rank: int, board: Board) -> None:
+        self.shape, self.rank, self._board = shape, rank, board
         self.workers, self.servers = shape.workers, shape.servers
         self._context, self._core = context, context._core
         self._lock = threading.RLock()
@@ -97,6 +101,10 @@ class Worker(Closable):
         )
         check(status, "join", err)
 
+    def _begin_at(self, clock: int) -> None:
+        """Begin with the steps of a checkpoint."""
+        lib.rdt_ps_worker_write_clock(self._handle.get("join"), clock)
+
     # ---- operations ----------------------------------------------------------------------------
 
     def _run(self, name: str, begin: Call, timeout_s: float | None = None) -> None:
@@ -116,7 +124,10 @@ class Worker(Closable):
         server = error.rank - self.workers
         if isinstance(error, PeerError) and 0 <= server < self.servers:
             names = ", ".join(sorted([*self._tables, *self._models])) or "none"
-            error.detail += f"; server {server} is lost, with its rows of tables {names}"
+            error.detail += (
+                f"; server {server} is lost, with its rows of tables {names}; "
+                f"{last_checkpoint(self._board)}"
+            )
             error.args = (error.code, error.call, error.detail)
         return error
 
@@ -207,7 +218,41 @@ class Worker(Closable):
         if isinstance(lr_scale, bool) or not isinstance(lr_scale, (int, float)):
             raise invalid("clock", f"lr_scale={lr_scale!r} is not a number")
         self._run("clock", begin, timeout_s)
+        return self.steps
+
+    @property
+    def steps(self) -> int:
+        """Return the steps that this worker has ended."""
         return int(lib.rdt_ps_worker_clock(self._handle.get("clock")))
+
+    def save(self, path: str | os.PathLike[str], *, incremental: bool = False) -> Saving:
+        """Have the servers save a checkpoint, while steps go on.
+
+        It has the rows, their state, dense models, the chunks that are done, and the workers'
+        clocks: on all servers the same steps of each worker. Pushes without a clock() are not in
+        it. The call returns when all servers have begun it; steps that other workers end meanwhile
+        are applied afterwards. run() and serve() of servers return when it is saved.
+
+        Args:
+            path: Its folder, which all servers can write. A checkpoint in it is replaced as a
+                whole: until then it stays as it is.
+            incremental: Only rows that have changed since the last full checkpoint of this run,
+                which is in the folder; an earlier increment there is replaced.
+
+        Returns:
+            A handle, with wait() and progress().
+
+        Raises:
+            InvalidArgumentError: An increment without a full checkpoint.
+            DeviceError: The folder cannot be written.
+            BusyError: Another checkpoint is being saved.
+            CanceledError: A worker died meanwhile; save again.
+            PeerError: A server died.
+
+        Example:
+            >>> w.save("saved").wait()
+        """
+        return save(self._call, self.servers, path, is_increment=bool(incremental))
 
     def leave(self) -> None:
         """End this worker's part: the others do not wait for it any more. Idempotent.
@@ -278,9 +323,16 @@ class Worker(Closable):
                 )
         return known
 
+    def _make_on(self, server: int, request: dict[str, object]) -> dict[str, Any]:
+        """Have a server make a table, and restore its rows, however long that takes."""
+        kinds: dict[str, Kind] = {"id": number, "rows": region, "is_ready": flag}
+        while not (answer := self._call(server, request, **kinds))["is_ready"]:
+            time.sleep(_RESTORE_POLL_S)
+        return answer
+
     def _open(self, spec: TableSpec) -> Table:
         answers = [
-            self._call(server, {"call": "table", "table": spec.to_json()}, id=number, rows=region)
+            self._make_on(server, {"call": "table", "table": spec.to_json()})
             for server in range(self.servers)
         ]
         ids = ffi.new("uint32_t[]", [answer["id"] for answer in answers])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import threading
 import time
@@ -56,7 +57,35 @@ def victim(rank: int, _world: int, on_worker_death: str) -> dict[str, Any]:
     return result
 
 
-def server_dies(rank: int, world: int) -> dict[str, Any]:
+def full_disk(_rank: int, _world: int, folder: str) -> dict[str, Any]:
+    """A server may not write as much as a second checkpoint has."""
+    result: dict[str, Any] = {}
+
+    def main(w: ps.Worker) -> None:
+        table = w.table("t", 64, rows=8192, rule=ps.Add())
+        w.save(folder).wait()
+        table.push(range(8192), torch.ones(8192, 64))
+        w.clock()
+        described: Any = w.describe()["servers"]
+        pid = described[1]["pid"]
+        before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (300_000, before[1]))
+        try:
+            w.save(folder).wait()
+        except errors.DeviceError as error:
+            result["error"] = str(error)
+        result["files"] = sorted(one.name for one in Path(folder).iterdir())
+        result["kept"] = float(ps.Checkpoint(folder).table("t")["values"].abs().max())
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+        w.clock()
+        w.save(folder).wait()
+        result["saved"] = float(ps.Checkpoint(folder).table("t")["values"].min())
+
+    ps.run(main, servers=2)
+    return result
+
+
+def server_dies(rank: int, world: int, folder: str | None) -> dict[str, Any]:
     """The last server is killed in the workers' third step."""
     result: dict[str, Any] = {}
 
@@ -68,6 +97,8 @@ def server_dies(rank: int, world: int) -> dict[str, Any]:
                 table.push([0, 1], torch.ones(2, 1))
                 result["since"] = time.monotonic()
                 w.clock()
+                if step == 1 and w.rank == 0 and folder is not None:
+                    w.save(folder).wait()
                 if step == 2 and w.rank == 0:
                     servers: Any = w.describe()["servers"]
                     os.kill(servers[-1]["pid"], signal.SIGKILL)

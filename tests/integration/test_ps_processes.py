@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from pathlib import Path
 
 import jobs
@@ -35,13 +38,29 @@ def test_all_end_when_a_worker_dies(path_forced: dict[str, str], tmp_path: Path)
     assert ranks[0].result["late_s"] < 0.5 * jobs.SCALE
 
 
-def test_workers_fail_when_a_server_dies(path_forced: dict[str, str], tmp_path: Path) -> None:
-    ranks = jobs.run("roles_ps:server_dies", 4, tmp_path, environment=path_forced)
+@pytest.mark.parametrize("saves", [False, True])
+def test_workers_fail_when_a_server_dies(
+    saves: bool, path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "saved") if saves else None
+    told = rf"checkpoint is {folder}, of \d+\.\d s ago" if saves else "no checkpoint was saved"
+    ranks = jobs.run("roles_ps:server_dies", 4, tmp_path, environment=path_forced, folder=folder)
     assert [rank.exit for rank in ranks] == [0, 0, 0, -9], [rank.log for rank in ranks]
     for worker in ranks[:2]:
         assert "rank 3" in worker.result["error"]
         assert "server 1 is lost, with its rows of tables t, u" in worker.result["error"]
+        assert re.search(told, worker.result["error"]), worker.result["error"]
         assert worker.result["late_s"] < 0.5 * jobs.SCALE
+
+
+def test_a_full_disk_leaves_the_checkpoint_of_before(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    result = jobs.results(jobs.run("roles_ps:full_disk", 3, tmp_path, folder=str(saved)))[0]
+    assert os.strerror(errno.EFBIG) in result["error"]
+    assert str(saved) in result["error"]
+    assert "the last checkpoint is intact" in result["error"]
+    assert len(result["files"]) == 3, "nothing of the second one stays"
+    assert (result["kept"], result["saved"]) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "ssp"])

@@ -10,7 +10,11 @@
 
 #include "rdmatensor_ps.h"
 
-enum { RDTI_PS_PARTITIONS = 1024, RDTI_PS_PARTITION_BITS = 10, RDTI_PS_SERVERS_MAX = 1024 };
+enum {
+    RDTI_PS_PARTITIONS = RDT_PS_PARTITIONS,
+    RDTI_PS_PARTITION_BITS = 10,
+    RDTI_PS_SERVERS_MAX = 1024
+};
 
 struct rdti_ps_map {
     uint32_t version;

@@ -3,6 +3,7 @@
 #include "ps/model/queue.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/error.h"
 
@@ -32,8 +33,10 @@ rdti_ps_queue_free(struct rdti_ps_queue *queue)
 {
     free(queue->holders);
     free(queue->is_applied);
+    free(queue->saved);
     queue->holders = NULL;
     queue->is_applied = NULL;
+    queue->saved = NULL;
 }
 
 uint64_t
@@ -99,4 +102,30 @@ rdti_ps_queue_return(struct rdti_ps_queue *queue, uint32_t worker)
 {
     for (uint64_t i = 0; queue->holders != NULL && i < queue->next; i++)
         rdti_ps_queue_give_back(queue, i, worker);
+}
+
+void
+rdti_ps_queue_save(const struct rdti_ps_queue *queue, uint8_t *is_applied)
+{
+    if (queue->is_applied == NULL)
+        memset(is_applied, 1, queue->chunks);
+    else
+        memcpy(is_applied, queue->is_applied, queue->chunks);
+}
+
+void
+rdti_ps_queue_restore(struct rdti_ps_queue *queue, const uint8_t *is_applied)
+{
+    for (uint64_t i = 0; i < queue->chunks; i++) {
+        if (is_applied[i] == 0 || !rdti_ps_queue_apply(queue, i))
+            continue;
+        queue->holders[i] = RDTI_PS_CHUNK_DONE;
+        queue->done++;
+        queue->next = i + 1;
+    }
+    queue->returned = queue->next - queue->done;
+    if (queue->done == queue->chunks) {
+        free(queue->holders);
+        queue->holders = NULL;
+    }
 }

@@ -20,6 +20,7 @@ struct rdti_ps_queue {
     /* NULL once all chunks are done, or applied. */
     uint32_t *holders;   /* of each chunk: RDTI_PS_CHUNK_*, or the worker; on server 0 */
     uint8_t *is_applied; /* of each chunk, on this server */
+    uint8_t *saved;      /* a copy of it for a checkpoint, or NULL */
 };
 #define RDTI_PS_CHUNK_FREE UINT32_MAX
 #define RDTI_PS_CHUNK_DONE (UINT32_MAX - 1)
@@ -37,6 +38,10 @@ void rdti_ps_queue_confirm(struct rdti_ps_queue *queue, uint64_t chunk, uint32_t
 void rdti_ps_queue_give_back(struct rdti_ps_queue *queue, uint64_t chunk, uint32_t worker);
 /* All leases of the worker come back. */
 void rdti_ps_queue_return(struct rdti_ps_queue *queue, uint32_t worker);
+/* Of each chunk whether it was applied. */
+void rdti_ps_queue_save(const struct rdti_ps_queue *queue, uint8_t *is_applied);
+/* Begin with these chunks applied, on all servers, and none leased. */
+void rdti_ps_queue_restore(struct rdti_ps_queue *queue, const uint8_t *is_applied);
 static inline bool
 rdti_ps_queue_is_over(const struct rdti_ps_queue *queue)
 {

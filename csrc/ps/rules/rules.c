@@ -165,6 +165,12 @@ rdt_ps_rule_check(const struct rdt_ps_rule *rule, struct rdt_error *err)
     return rules_check_use(rule, err);
 }
 
+uint64_t
+rdt_ps_rule_state_floats(const struct rdt_ps_rule *rule, uint64_t count)
+{
+    return rdti_ps_rule_state_floats(rule, count);
+}
+
 rdt_status
 rdt_ps_rule_apply(const struct rdt_ps_rule *rule, uint64_t step, double lr_scale, float *value,
                   float *state, const float *gradient, uint64_t count, struct rdt_error *err)

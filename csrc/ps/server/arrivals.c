@@ -167,6 +167,24 @@ rdti_ps_arrivals_release(rdt_ps_server *server, uint32_t worker, uint32_t slot)
 }
 
 void
+rdti_ps_arrivals_put_back(rdt_ps_server *server, const struct rdti_ps_arrival *arrivals,
+                          uint32_t count)
+{
+    (void)pthread_mutex_lock(&server->arrivals_lock);
+    for (uint32_t i = count; i-- > 0;) {
+        server->arrivals_first =
+            (server->arrivals_first + server->arrivals_room - 1) % server->arrivals_room;
+        server->arrivals[server->arrivals_first] = arrivals[i];
+        server->arrivals_count++;
+    }
+    if (count > 0 && server->arrival != NULL && !server->is_arrival_done) {
+        server->is_arrival_done = true;
+        rdt_transfer_finish(server->arrival, RDT_OK, NULL);
+    }
+    (void)pthread_mutex_unlock(&server->arrivals_lock);
+}
+
+void
 rdti_ps_arrivals_end(rdt_ps_server *server, uint32_t worker, const struct rdt_error *err)
 {
     (void)pthread_mutex_lock(&server->arrivals_lock);

@@ -20,6 +20,7 @@ rdti_ps_dense_destroy(struct rdti_ps_dense *dense, uint32_t workers)
         rdt_region_free(dense->copies[worker], NULL, NULL);
     rdt_region_free(dense->values_region, NULL, NULL);
     rdt_region_free(dense->state_region, NULL, NULL);
+    free(dense->copy);
     free(dense->slots);
     free(dense->copies);
     free(dense->params);
@@ -304,4 +305,26 @@ rdti_ps_dense_apply(const struct rdti_ps_dense_step *step, struct rdti_ps_dense 
         dense_update(dense, server->kernels, &factors, dense_mean(step, dense, first, count), first,
                      count);
     }
+}
+
+uint32_t
+rdti_ps_dense_arrays(const struct rdti_ps_dense *dense)
+{
+    return 1 + (uint32_t)rdti_ps_rule_state_floats(&dense->opts.rule, 1);
+}
+
+float *
+rdti_ps_dense_span(const struct rdti_ps_dense *dense, uint32_t array, uint64_t first,
+                   uint64_t *count)
+{
+    const uint64_t block = first / BLOCK_FLOATS * BLOCK_FLOATS;
+    const uint64_t left = dense->opts.count - block;
+    const uint64_t floats = left < BLOCK_FLOATS ? left : BLOCK_FLOATS;
+
+    if (array == 0)
+        return dense->values + first;
+    if (*count > block + floats - first)
+        *count = block + floats - first;
+    return dense->state + (rdti_ps_dense_arrays(dense) - 1) * block + (array - 1) * floats +
+           (first - block);
 }

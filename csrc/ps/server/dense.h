@@ -29,9 +29,16 @@ struct rdti_ps_dense {
     uint64_t *sent; /* the step whose values each worker has */
     uint32_t number;
     uint64_t step; /* applications so far */
+    float *copy;   /* of the values and the state, array after array, for a checkpoint; or NULL */
+    uint64_t copy_step;
 };
 
 void rdti_ps_dense_destroy(struct rdti_ps_dense *dense, uint32_t workers); /* NULL is legal */
+/* Values and arrays of state. */
+uint32_t rdti_ps_dense_arrays(const struct rdti_ps_dense *dense);
+/* Where element `first` of an array is, with *count of them or less. */
+float *rdti_ps_dense_span(const struct rdti_ps_dense *dense, uint32_t array, uint64_t first,
+                          uint64_t *count);
 /* Applies the slots' gradients. */
 void rdti_ps_dense_apply(const struct rdti_ps_dense_step *step, struct rdti_ps_dense *dense);
 

@@ -24,10 +24,13 @@ server_run(void *arg)
     while (!is_stopping) {
         if (rdti_ps_arrivals_next(server, &arrival)) {
             (void)pthread_mutex_lock(&server->lock);
-            if (arrival.slot == RDTI_PS_ARRIVED_END)
+            if (rdti_ps_cut_defers(server, &arrival))
+                ; /* it comes again */
+            else if (arrival.slot == RDTI_PS_ARRIVED_END)
                 rdti_ps_request_end(server, arrival.worker);
             else
                 rdti_ps_request_handle(server, arrival.worker, arrival.slot);
+            rdti_ps_cut_advance(server);
             (void)pthread_mutex_unlock(&server->lock);
         }
         (void)pthread_mutex_lock(&server->arrivals_lock);
@@ -78,6 +81,7 @@ server_allocate(rdt_ps_server *server, struct rdt_error *err)
     if (server->arrivals == NULL || server->calls == NULL || server->clients == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "server: no memory for %u workers",
                               opts->workers);
+    status = rdti_ps_cut_init(server, err);
     for (uint32_t worker = 0; worker < opts->workers && status == RDT_OK; worker++)
         status = server_make_client(server, worker, err);
     return status;
@@ -160,6 +164,7 @@ rdt_ps_server_destroy(rdt_ps_server *server)
     for (uint32_t i = 0; i < server->queue_count; i++)
         rdti_ps_queue_free(&server->queues[i]);
     free(server->queues);
+    rdti_ps_cut_free(server);
     rdti_ps_merge_free(&server->merge);
     rdti_ps_clocks_free(&server->clocks);
     free(server->clients);

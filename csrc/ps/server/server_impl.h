@@ -51,6 +51,7 @@ struct rdti_ps_client {
     uint8_t members[RDTI_PS_MEMBERS_BYTES]; /* of the tick's round: bits by worker */
     uint64_t dense_mask;                    /* of the tick: the dense models that were pushed */
     bool is_refused;                        /* a push since the last tick was */
+    bool is_deferred;                       /* its requests wait for a cut */
     /* The tick's step does not count: a push of it was refused, or its chunk was applied before. */
     bool is_void;
     bool has_lease_request;
@@ -62,6 +63,20 @@ struct rdti_ps_client {
     uint64_t sequence; /* of the last request */
     struct rdti_ps_stage stage;
     struct rdt_error end; /* why it is over */
+};
+
+/* A checkpoint from the hold to the cut. */
+enum { RDTI_PS_CUT_NONE = 0, RDTI_PS_CUT_HOLDS, RDTI_PS_CUT_WAITS };
+struct rdti_ps_cut {
+    uint32_t phase;
+    uint32_t worker; /* that takes it */
+    bool is_increment;
+    bool is_begun;                    /* a checkpoint is being read */
+    uint64_t applied;                 /* chunks of all queues, at the cut */
+    uint64_t *goals;                  /* RDTI_PS_CUT_WAITS: the steps of each worker */
+    struct rdti_ps_arrival *deferred; /* as many as arrivals */
+    uint32_t deferred_count;
+    struct rdt_error end; /* how it ended */
 };
 
 struct rdt_ps_server {
@@ -94,6 +109,7 @@ struct rdt_ps_server {
     struct rdti_ps_dense *dense[RDTI_PS_DENSE_MAX];
     uint32_t dense_count;
     struct rdti_ps_clocks clocks;
+    struct rdti_ps_cut cut;
     struct rdti_ps_merge merge;
     struct rdt_ps_server_counters counters;
     struct rdt_error failure; /* RDT_OK while it works */
@@ -109,6 +125,9 @@ rdt_status rdti_ps_arrivals_add(rdt_ps_server *server, uint32_t worker, rdt_endp
                                 struct rdt_error *err);
 /* The peer may use the slot again. */
 void rdti_ps_arrivals_release(rdt_ps_server *server, uint32_t worker, uint32_t slot);
+/* Take these next, in this order; under server->lock. */
+void rdti_ps_arrivals_put_back(rdt_ps_server *server, const struct rdti_ps_arrival *arrivals,
+                               uint32_t count);
 /* Nothing of this worker is taken any more, because of err. */
 void rdti_ps_arrivals_end(rdt_ps_server *server, uint32_t worker, const struct rdt_error *err);
 void rdti_ps_arrivals_stop(rdt_ps_server *server);
@@ -147,6 +166,14 @@ void rdti_ps_server_fail(rdt_ps_server *server, const struct rdt_error *err);
 bool rdti_ps_dense_is_stale(const rdt_ps_server *server, uint32_t worker);
 /* Writes those values, before the answer that says so. */
 void rdti_ps_dense_bring(rdt_ps_server *server, uint32_t worker);
+
+/* cut.c; under server->lock */
+rdt_status rdti_ps_cut_init(rdt_ps_server *server, struct rdt_error *err);
+void rdti_ps_cut_free(rdt_ps_server *server);
+/* Whether an arrival waits for the cut. */
+bool rdti_ps_cut_defers(rdt_ps_server *server, const struct rdti_ps_arrival *arrival);
+/* Cuts, if all steps are there. */
+void rdti_ps_cut_advance(rdt_ps_server *server);
 
 /* requests.c; under server->lock */
 void rdti_ps_request_handle(rdt_ps_server *server, uint32_t worker, uint32_t slot);

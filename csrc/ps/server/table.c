@@ -8,6 +8,8 @@
 #include "base/error.h"
 #include "ps/model/description.h"
 #include "ps/rows/first.h"
+#include "ps/rows/saved.h"
+#include "wire/bytes.h"
 
 static uint8_t *
 table_row(const struct rdti_ps_table *table, uint64_t local)
@@ -63,10 +65,13 @@ rdti_ps_table_create(rdt_context *ctx, const struct rdt_ps_table_opts *opts, uin
     if (status == RDT_OK)
         status = rdt_region_alloc(ctx, table->local_rows * table->state_floats * sizeof(float), 0,
                                   &table->state, err);
+    if (status == RDT_OK)
+        status = rdti_ps_rows_init(&table->changed, table->local_rows, err);
     if (status != RDT_OK) {
         rdti_ps_table_destroy(table);
         return status;
     }
+    rdti_ps_rows_add_all(&table->changed); /* no checkpoint has them */
     if (table->pool == NULL)
         table_fill(table, server);
     *out = table;
@@ -78,6 +83,8 @@ rdti_ps_table_destroy(struct rdti_ps_table *table)
 {
     if (table == NULL)
         return;
+    rdti_ps_table_end_snapshot(table, true);
+    rdti_ps_rows_free(&table->changed);
     rdti_ps_pool_destroy(table->pool);
     rdt_region_free(table->values, NULL, NULL);
     rdt_region_free(table->state, NULL, NULL);
@@ -175,8 +182,12 @@ rdti_ps_table_apply(struct rdti_ps_table *table, const struct rdti_ps_kernels *k
         return table_apply_to_pool(table, update, &factors, ids, rows, count, err);
     for (uint64_t i = 0; i < count; i++) {
         const uint64_t local = rdti_ps_map_local(&table->map, ids[i]);
-        update(&factors, (float *)(void *)table_row(table, local),
-               state + local * table->state_floats, rows + i * dim, dim);
+        float *value = (float *)(void *)table_row(table, local);
+        float *own = state + local * table->state_floats;
+        if (table->snapshot != NULL)
+            rdti_ps_snapshot_keep(table->snapshot, local, value, own);
+        rdti_ps_rows_add(&table->changed, local);
+        update(&factors, value, own, rows + i * dim, dim);
     }
     return RDT_OK;
 }
@@ -199,4 +210,104 @@ rdti_ps_table_state_bytes(const struct rdti_ps_table *table)
         return rdt_region_len_bytes(table->state);
     return rdti_ps_store_memory_bytes(&table->pool->store) - rdti_ps_table_values_bytes(table) +
            rdti_ps_pool_index_bytes(table->pool);
+}
+
+/* ---- Checkpoints ------------------------------------------------------------------------- */
+
+rdt_status
+rdti_ps_table_begin_snapshot(struct rdti_ps_table *table, bool is_increment, struct rdt_error *err)
+{
+    struct rdti_ps_rows more = {0};
+    rdt_status status = rdti_ps_rows_init(&more, table->local_rows, err);
+
+    if (status == RDT_OK)
+        status = rdti_ps_snapshot_create(table->local_rows, table->opts.dim, table->state_floats,
+                                         &table->snapshot, err);
+    if (status != RDT_OK) {
+        rdti_ps_rows_free(&more);
+        return status;
+    }
+    table->snapshot->step = table->step;
+    if (is_increment) {
+        rdti_ps_rows_unite(&more, &table->changed);
+        table->wanted = more;
+    } else {
+        table->before = table->changed;
+        table->changed = more;
+    }
+    return RDT_OK;
+}
+
+void
+rdti_ps_table_end_snapshot(struct rdti_ps_table *table, bool is_saved)
+{
+    if (!is_saved && table->before.words != NULL)
+        rdti_ps_rows_unite(&table->changed, &table->before);
+    rdti_ps_rows_free(&table->before);
+    rdti_ps_rows_free(&table->wanted);
+    rdti_ps_snapshot_destroy(table->snapshot);
+    table->snapshot = NULL;
+}
+
+uint64_t
+rdti_ps_table_record_bytes(const struct rdti_ps_table *table)
+{
+    return sizeof(uint64_t) + (table->opts.dim + table->state_floats) * sizeof(float);
+}
+
+/* A record: the id, the values, and their state. */
+static void
+table_put_record(const struct rdti_ps_table *table, uint64_t id, uint64_t local, uint8_t *at)
+{
+    const uint64_t value_bytes = table->opts.dim * sizeof(float);
+    const uint64_t state_bytes = table->state_floats * sizeof(float);
+    const float *copy = rdti_ps_snapshot_find(table->snapshot, local);
+    const float *state = rdt_region_addr(table->state);
+
+    rdti_put_u64(at, id);
+    at += sizeof(id);
+    memcpy(at, copy != NULL ? (const void *)copy : table_row(table, local), value_bytes);
+    memcpy(at + value_bytes,
+           copy != NULL ? copy + table->opts.dim : state + local * table->state_floats,
+           state_bytes);
+}
+
+uint64_t
+rdti_ps_table_read(struct rdti_ps_table *table, uint32_t partition, uint64_t *next, uint8_t *buf,
+                   uint64_t cap)
+{
+    const uint64_t record_bytes = rdti_ps_table_record_bytes(table);
+    const uint64_t rows = rdti_ps_map_partition_rows(&table->map, partition);
+    uint64_t used = 0;
+
+    for (; *next < rows && used + record_bytes <= cap; (*next)++) {
+        const uint64_t local = table->map.base[partition] + *next;
+        if (table->wanted.words != NULL && !rdti_ps_rows_has(&table->wanted, local))
+            continue;
+        table_put_record(table, partition + *next * RDTI_PS_PARTITIONS, local, buf + used);
+        used += record_bytes;
+    }
+    table->snapshot->read = table->map.base[partition] + *next;
+    return used;
+}
+
+rdt_status
+rdti_ps_table_write(struct rdti_ps_table *table, uint32_t server, const uint8_t *records,
+                    uint64_t count, struct rdt_error *err)
+{
+    const uint64_t value_bytes = table->opts.dim * sizeof(float);
+    float *state = rdt_region_addr(table->state);
+
+    for (uint64_t i = 0; i < count; i++) {
+        const uint8_t *at = records + i * rdti_ps_table_record_bytes(table);
+        const uint64_t id = rdti_get_u64(at);
+        const rdt_status status = rdti_ps_table_check_ids(table, server, &id, 1, err);
+        if (status != RDT_OK)
+            return status;
+        const uint64_t local = rdti_ps_map_local(&table->map, id);
+        memcpy(table_row(table, local), at + sizeof(id), value_bytes);
+        memcpy(state + local * table->state_floats, at + sizeof(id) + value_bytes,
+               table->state_floats * sizeof(float));
+    }
+    return RDT_OK;
 }

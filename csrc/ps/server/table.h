@@ -7,6 +7,7 @@
 #include <stdbool.h>
 
 #include "ps/model/map.h"
+#include "ps/model/snapshot.h"
 #include "ps/rows/pool.h"
 #include "ps/rules/rules.h"
 
@@ -18,8 +19,13 @@ struct rdti_ps_table {
     rdt_region *values;    /* these two are empty if there is a pool */
     rdt_region *state;
     struct rdti_ps_pool *pool; /* or NULL */
-    uint64_t step;             /* applications so far */
-    bool is_pushed;            /* since the last application */
+    uint64_t step;  /* applications so far */
+    bool is_pushed; /* since the last application */
+    /* Rows that have changed since the last full checkpoint. While one is made: since it began. */
+    struct rdti_ps_rows changed;
+    struct rdti_ps_rows before;        /* while a full one is made: what changed before it */
+    struct rdti_ps_rows wanted;        /* rows of the increment that is made */
+    struct rdti_ps_snapshot *snapshot; /* that is being read, or NULL */
 };
 
 rdt_status rdti_ps_table_create(rdt_context *ctx, const struct rdt_ps_table_opts *opts,
@@ -44,6 +50,19 @@ rdt_status rdti_ps_table_gather(const struct rdti_ps_table *table, const uint64_
 rdt_status rdti_ps_table_apply(struct rdti_ps_table *table, const struct rdti_ps_kernels *kernels,
                                double lr_scale, const uint64_t *ids, const float *rows,
                                uint64_t count, struct rdt_error *err);
+/* Begin a snapshot, of all rows or of those that have changed. RDT_ENOMEM: none was begun. */
+rdt_status rdti_ps_table_begin_snapshot(struct rdti_ps_table *table, bool is_increment,
+                                        struct rdt_error *err);
+/* is_saved: all its rows are in a checkpoint. Without a snapshot this does nothing. */
+void rdti_ps_table_end_snapshot(struct rdti_ps_table *table, bool is_saved);
+/* The next records of the snapshot's partition, as rdt_ps_server_read_rows(). */
+uint64_t rdti_ps_table_read(struct rdti_ps_table *table, uint32_t partition, uint64_t *next,
+                            uint8_t *buf, uint64_t cap);
+/* Put records back. RDT_EINVAL: an id is not of this server. */
+rdt_status rdti_ps_table_write(struct rdti_ps_table *table, uint32_t server, const uint8_t *records,
+                               uint64_t count, struct rdt_error *err);
+/* Bytes of a row's record. */
+uint64_t rdti_ps_table_record_bytes(const struct rdti_ps_table *table);
 uint64_t rdti_ps_table_values_bytes(const struct rdti_ps_table *table);
 uint64_t rdti_ps_table_state_bytes(const struct rdti_ps_table *table);
 

@@ -211,6 +211,12 @@ rdt_ps_worker_add_table(rdt_ps_worker *worker, const struct rdt_ps_table_opts *o
     return RDT_OK;
 }
 
+void
+rdt_ps_worker_write_clock(rdt_ps_worker *worker, uint64_t clock)
+{
+    worker->clock = clock;
+}
+
 uint64_t
 rdt_ps_worker_clock(const rdt_ps_worker *worker)
 {

@@ -117,4 +117,37 @@ TEST(leases_are_in_order_and_come_back_first)
     rdti_ps_queue_free(&queue);
 }
 
+TEST(a_restored_queue_has_the_same_chunks_done)
+{
+    uint8_t saved[CHUNKS_MAX];
+
+    for (uint64_t round = 0; round < 300; round++) {
+        const uint64_t chunks = random_below(CHUNKS_MAX);
+        struct rdti_ps_queue queue;
+        struct rdti_ps_queue again;
+        uint64_t left = 0;
+        CHECK_INT_EQ(rdti_ps_queue_init(&queue, chunks, NULL), RDT_OK);
+        CHECK_INT_EQ(rdti_ps_queue_init(&again, chunks, NULL), RDT_OK);
+        for (uint64_t i = 0; i < chunks; i++)
+            if (random_below(3) > 0 || round % 7 == 0)
+                CHECK(rdti_ps_queue_apply(&queue, i));
+        rdti_ps_queue_save(&queue, saved);
+        rdti_ps_queue_restore(&again, saved);
+        CHECK_UINT_EQ(again.applied, queue.applied);
+        CHECK_UINT_EQ(again.done, queue.applied);
+        for (uint64_t i = 0; i < chunks; i++)
+            left += saved[i] == 0;
+        for (uint64_t chunk; (chunk = rdti_ps_queue_lease(&again, 1)) != RDT_PS_CHUNK_NONE;) {
+            CHECK(left > 0 && saved[chunk] == 0);
+            left--;
+            CHECK(rdti_ps_queue_apply(&again, chunk));
+            rdti_ps_queue_confirm(&again, chunk, 1);
+        }
+        CHECK_UINT_EQ(left, 0);
+        CHECK(rdti_ps_queue_is_over(&again));
+        rdti_ps_queue_free(&queue);
+        rdti_ps_queue_free(&again);
+    }
+}
+
 TEST_MAIN()
