@@ -72,7 +72,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     **{room: frozenset({*BASE, *COLLECTIVES}) for room in COLLECTIVES},
     "ps/rules": frozenset({"base"}),
     "ps/model": frozenset({"base", "wire", "wire/ps", "ps/rules"}),
-    "ps/rows": frozenset({"base", "ps/rules", "ps/model"}),
+    "ps/rows": frozenset({"base", "wire", "ps/rules", "ps/model"}),
     "ps/server": frozenset({*BASE, "ps/rules", "ps/model", "ps/rows"}),
     "ps/worker": frozenset({*BASE, "ps/rules", "ps/model"}),
     **{room: frozenset({*WIRE, *COLLECTIVES, *C10D}) for room in C10D},

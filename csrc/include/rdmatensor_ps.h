@@ -254,8 +254,14 @@ RDT_API RDT_NODISCARD rdt_status rdt_ps_server_cut(rdt_ps_server *server, uint64
                                                    uint64_t *applied_out, struct rdt_error *err);
 /* Hold no longer. Legal if nothing is held. */
 RDT_API void rdt_ps_server_release(rdt_ps_server *server);
+/* Bytes of one record that rdt_ps_server_read_rows() gives. RDT_EINVAL: no such table. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_record_bytes(rdt_ps_server *server, uint32_t table,
+                                                            uint64_t *bytes_out,
+                                                            struct rdt_error *err);
 /*
  * The next records of a partition: 8 bytes of id, the row's floats, its state's floats, and no gap.
+ * With keys there follow 8 bytes of the step of its last push, 8 of that push's number, and 4 each
+ * of the count of such steps, the epoch, whether it has a row, and 0; an increment has all of them.
  * The caller sets *next to 0, and reads partitions in ascending order, each until *len_out is 0. An
  * increment has the rows that have changed since the last full checkpoint that was saved.
  *   RDT_EINVAL no checkpoint has it   RDT_ERANGE cap is less than a record

@@ -28,6 +28,7 @@ FORMAT = "rdmatensor parameter server"
 VERSION = 1
 MANIFEST = "checkpoint.json"
 PARTITIONS = 1024
+_KEY_FLOATS = 8  # with which the record of a key ends, as large as floats
 
 Manifest = dict[str, Any]
 
@@ -237,7 +238,8 @@ class Checkpoint:
             name: Of the table.
 
         Returns:
-            "values" of shape (rows, dim), and "state" of the rule, of shape (rows, floats).
+            "values" of shape (rows, dim), and "state" of the rule, of shape (rows, floats). Of a
+            table of keys the keys that have a row too, "keys" of shape (rows,), sorted.
 
         Raises:
             InvalidArgumentError: It has no such table.
@@ -253,6 +255,8 @@ class Checkpoint:
         spec = self._tables[name]["spec"]
         rows, dim = spec["rows"], spec["dim"]
         state = int(str(self._tables[name]["state_floats"]))
+        if spec["keys"] != "dense":
+            return self._keyed(name, dim, state - _KEY_FLOATS)
         kind = np.dtype([("id", "<u8"), ("row", "<f4", (dim + state,))])
         found = np.zeros((rows, dim + state), np.float32)
         for path, section in self._sections("rows", name):
@@ -261,6 +265,20 @@ class Checkpoint:
         return {
             "values": torch.from_numpy(found[:, :dim].copy()),
             "state": torch.from_numpy(found[:, dim:].copy()),
+        }
+
+    def _keyed(self, name: str, dim: int, state: int) -> dict[str, torch.Tensor]:
+        entry = ["last:u8", "order:u8", "count:u4", "epoch:u4", "has_row:u4", "zero:u4"]
+        ends = [(one.split(":")[0], f"<{one.split(':')[1]}") for one in entry]
+        kind = np.dtype([("key", "<i8"), ("row", "<f4", (dim + state,)), *ends])
+        parts = [np.frombuffer(self._read(*one), kind) for one in self._sections("rows", name)]
+        found = np.concatenate([np.zeros(0, kind), *parts])
+        found = found[found["has_row"] != 0]
+        found = found[np.argsort(found["key"])]
+        return {
+            "keys": torch.from_numpy(found["key"].copy()),
+            "values": torch.from_numpy(found["row"][:, :dim].copy()),
+            "state": torch.from_numpy(found["row"][:, dim:].copy()),
         }
 
     def dense(self, name: str) -> dict[str, torch.Tensor]:

@@ -11,7 +11,15 @@ from typing import Any, NamedTuple
 from rdmatensor._native.arguments import invalid
 from rdmatensor._native.ffi import CData, check, ffi, lib, new_error
 from rdmatensor.errors import CanceledError, RdmaTensorError
-from rdmatensor.ps.checkpoint import FORMAT, PARTITIONS, VERSION, Manifest, PartWriter, write_whole
+from rdmatensor.ps.checkpoint import (
+    FORMAT,
+    PARTITIONS,
+    VERSION,
+    Manifest,
+    PartWriter,
+    Section,
+    write_whole,
+)
 
 _PIECE_BYTES = 256 * 1024  # that a server's lock is held for
 _FLOATS = 1 << 18
@@ -130,6 +138,15 @@ def _write_queue(job: Job, ptr: CData, name: str) -> None:
     job.file.end("queue", name, 0, 0, chunks)
 
 
+def _is_kept(section: Section, job: Job) -> bool:
+    """Return whether a full checkpoint's section counts with the increment's, which may have all.
+
+    Of keys, and of tables with a file, an increment has all rows.
+    """
+    spec: dict[str, Any] = job.contents.tables.get(section[1], (0, {}, 0))[1]
+    return section[0] == "rows" and spec.get("keys", "dense") == "dense" and not spec.get("spill")
+
+
 def manifest_of(
     job: Job, parts: list[dict[str, Any]], old: Manifest | None, full: tuple[Path, str] | None
 ) -> Manifest:
@@ -151,7 +168,7 @@ def manifest_of(
         if len(before) != len(parts):
             raise invalid("save", f"{job.folder} has another full checkpoint meanwhile")
         for one in before:
-            one["sections"] = [some for some in one["sections"] if some[0] == "rows"]
+            one["sections"] = [some for some in one["sections"] if _is_kept(some, job)]
         files = [*before, *files]
     # A table that only some servers have is being made: no step has changed it.
     tables, models = (

@@ -63,7 +63,8 @@ class Restorer:
         if self.checkpoint is None or name not in self.checkpoint._tables:
             return
         saved = self.checkpoint._tables[name]
-        _compare("table", name, saved["spec"], spec)
+        where = {"spill": spec["spill"], "memory": spec["memory"]}  # may differ
+        _compare("table", name, {**saved["spec"], **where}, spec)
         self._start("table", name, lambda: self._load_rows(name, number, int(str(saved["step"]))))
 
     def model(self, name: str, number: int, spec: dict[str, Any]) -> None:

@@ -321,13 +321,20 @@ class Server(Closable):
             name: (
                 int(str(answer["id"])),
                 spec.to_json(),
-                int(lib.rdt_ps_rule_state_floats(spec.rule._struct(), spec.dim)),
+                self._state_floats(int(str(answer["id"])), spec),
             )
             for name, (spec, answer) in self._tables.items()
         }
         models = {name: (number, self._model(name)) for name, (_, number) in self._models.items()}
         queues = {name: (number, int(str(one))) for name, (one, number) in self._queues.items()}
         return Contents(tables, models, queues, self._kv.copies())
+
+    def _state_floats(self, number: int, spec: TableSpec) -> int:
+        """Return what a record has after the values, with what a key is followed by."""
+        size, err = ffi.new("uint64_t *"), new_error()
+        ptr = self._handle.get("save")
+        check(lib.rdt_ps_server_record_bytes(ptr, number, size, err), "save", err)
+        return int(size[0]) // 4 - 2 - spec.dim
 
     def describe(self) -> dict[str, object]:
         """Return the counters, and the tables by name.

@@ -8,15 +8,10 @@
 #include "base/error.h"
 #include "ps/model/description.h"
 #include "ps/rows/first.h"
+#include "ps/rows/saved.h"
 #include "ps/rules/rules.h"
 
 enum { RECORD_ALIGN_BYTES = 16 };
-
-static bool
-pool_has_keys(const struct rdti_ps_pool *pool)
-{
-    return pool->opts->keys != RDT_PS_KEYS_DENSE;
-}
 
 /* This server's part of a number for all: by its partitions, and not 0. */
 static uint64_t
@@ -60,14 +55,14 @@ rdti_ps_pool_create(rdt_context *ctx, const struct rdt_ps_table_opts *opts,
     pool->values_floats = rdti_ps_row_stride(opts->dim) / sizeof(float);
     const uint64_t bytes = (pool->values_floats + pool->state_floats) * sizeof(float);
     pool->store.fd = -1; /* what is freed if the keys fail */
-    if (pool_has_keys(pool))
+    if (rdti_ps_pool_has_keys(pool))
         status = pool_init_keys(pool, server, err);
     if (status == RDT_OK)
         status = rdti_ps_store_init(&pool->store, ctx,
                                     (bytes + RECORD_ALIGN_BYTES - 1) / RECORD_ALIGN_BYTES *
                                         RECORD_ALIGN_BYTES,
                                     opts->spill, pool_share(map, server, opts->memory_bytes), err);
-    if (status == RDT_OK && !pool_has_keys(pool))
+    if (status == RDT_OK && !rdti_ps_pool_has_keys(pool))
         status = rdti_ps_store_reserve(&pool->store, rdti_ps_map_rows(map, server), err);
     if (status != RDT_OK) {
         rdti_ps_pool_destroy(pool);
@@ -82,6 +77,7 @@ rdti_ps_pool_destroy(struct rdti_ps_pool *pool)
 {
     if (pool == NULL)
         return;
+    rdti_ps_saved_end(pool);
     rdti_ps_keys_free(&pool->keys);
     rdti_ps_store_free(&pool->store);
     free(pool);
@@ -93,7 +89,7 @@ rdti_ps_pool_reserve(struct rdti_ps_pool *pool, const uint64_t *ids, uint64_t co
 {
     rdt_status status;
 
-    if (!pool_has_keys(pool))
+    if (!rdti_ps_pool_has_keys(pool))
         return RDT_OK;
     status = rdti_ps_keys_reserve(&pool->keys, ids, count, marks, err);
     if (status != RDT_OK)
@@ -108,13 +104,12 @@ void
 rdti_ps_pool_unreserve(struct rdti_ps_pool *pool, const uint64_t *ids, uint64_t count,
                        const uint8_t *marks)
 {
-    if (pool_has_keys(pool))
+    if (rdti_ps_pool_has_keys(pool))
         rdti_ps_keys_unreserve(&pool->keys, ids, count, marks);
 }
 
-/* Values and state before the first push. */
-static void
-pool_fill(const struct rdti_ps_pool *pool, uint64_t id, float *record)
+void
+rdti_ps_pool_fill(const struct rdti_ps_pool *pool, uint64_t id, float *record)
 {
     const float initial = rdti_ps_rule_initial(&pool->opts->rule);
 
@@ -134,7 +129,7 @@ rdti_ps_pool_read(struct rdti_ps_pool *pool, uint64_t id, float *out, bool *is_f
     float *record;
 
     *is_found = true;
-    if (pool_has_keys(pool)) {
+    if (rdti_ps_pool_has_keys(pool)) {
         key = rdti_ps_keys_find(&pool->keys, id);
         *is_found = key != NULL && key->row != RDTI_PS_NO_ROW;
         pool->hits += *is_found;
@@ -153,7 +148,7 @@ rdti_ps_pool_read(struct rdti_ps_pool *pool, uint64_t id, float *out, bool *is_f
     if (status != RDT_OK)
         return status;
     if (!has_content)
-        pool_fill(pool, id, record);
+        rdti_ps_pool_fill(pool, id, record);
     memcpy(out, record, pool->opts->dim * sizeof(float));
     return RDT_OK;
 }
@@ -161,7 +156,7 @@ rdti_ps_pool_read(struct rdti_ps_pool *pool, uint64_t id, float *out, bool *is_f
 void
 rdti_ps_pool_begin_step(struct rdti_ps_pool *pool, uint64_t step)
 {
-    if (pool_has_keys(pool))
+    if (rdti_ps_pool_has_keys(pool))
         rdti_ps_keys_begin_step(&pool->keys, step);
 }
 
@@ -173,7 +168,8 @@ rdti_ps_pool_write(struct rdti_ps_pool *pool, uint64_t id, float **out, struct r
     bool has_content;
 
     *out = NULL;
-    if (pool_has_keys(pool)) {
+    rdti_ps_saved_keep(pool, id);
+    if (rdti_ps_pool_has_keys(pool)) {
         const struct rdti_ps_key *key = rdti_ps_keys_push(&pool->keys, id, &is_new);
         if (key->row == RDTI_PS_NO_ROW)
             return RDT_OK;
@@ -183,7 +179,7 @@ rdti_ps_pool_write(struct rdti_ps_pool *pool, uint64_t id, float **out, struct r
     }
     const rdt_status status = rdti_ps_store_record(&pool->store, row, true, out, &has_content, err);
     if (status == RDT_OK && (is_new || !has_content))
-        pool_fill(pool, id, *out);
+        rdti_ps_pool_fill(pool, id, *out);
     return status;
 }
 
@@ -203,7 +199,7 @@ rdti_ps_pool_counters(const struct rdti_ps_pool *pool, struct rdt_ps_table_count
     out->file_reads = pool->store.reads;
     out->file_writes = pool->store.writes;
     out->index_bytes = rdti_ps_pool_index_bytes(pool);
-    if (!pool_has_keys(pool))
+    if (!rdti_ps_pool_has_keys(pool))
         return;
     out->rows = keys->admitted.count;
     out->filtered = keys->filtered.count;

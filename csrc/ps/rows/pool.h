@@ -17,7 +17,14 @@ struct rdti_ps_pool {
     struct rdti_ps_store store;
     uint64_t hits; /* pulls of rows that were there */
     uint64_t misses;
+    struct rdti_ps_saved *saved; /* the snapshot that is being read, or NULL */
 };
+
+static inline bool
+rdti_ps_pool_has_keys(const struct rdti_ps_pool *pool)
+{
+    return pool->opts->keys != RDT_PS_KEYS_DENSE;
+}
 
 /* opts and map live as long as the pool; `server` is this one. Errors as of keys and store. */
 rdt_status rdti_ps_pool_create(rdt_context *ctx, const struct rdt_ps_table_opts *opts,
@@ -33,6 +40,8 @@ void rdti_ps_pool_unreserve(struct rdti_ps_pool *pool, const uint64_t *ids, uint
 /* A row's values, until the next call; *is_found: it is there, and these are not its first ones. */
 rdt_status rdti_ps_pool_read(struct rdti_ps_pool *pool, uint64_t id, float *out, bool *is_found,
                              struct rdt_error *err);
+/* Values and state before the first push, into a record. */
+void rdti_ps_pool_fill(const struct rdti_ps_pool *pool, uint64_t id, float *record);
 void rdti_ps_pool_begin_step(struct rdti_ps_pool *pool, uint64_t step);
 /* The row to which a push in this step is applied; each id once. *out: its values, then its state
  * at values_floats; NULL: it has no row yet, and the push only counts. */

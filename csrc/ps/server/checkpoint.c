@@ -56,8 +56,19 @@ checkpoint_read_rows(rdt_ps_server *server, struct rdti_ps_table *table, uint32_
     if (cap < rdti_ps_table_record_bytes(table))
         return rdti_error_set(err, RDT_ERANGE, 0, "%" PRIu64 " B are less than a row's record",
                               cap);
-    *len_out = rdti_ps_table_read(table, partition, next, buf, cap);
-    return RDT_OK;
+    return rdti_ps_table_read(table, partition, next, buf, cap, len_out, err);
+}
+
+rdt_status
+rdt_ps_server_record_bytes(rdt_ps_server *server, uint32_t table, uint64_t *bytes_out,
+                           struct rdt_error *err)
+{
+    (void)pthread_mutex_lock(&server->lock);
+    const struct rdti_ps_table *one = checkpoint_table(server, table, err);
+    if (one != NULL)
+        *bytes_out = rdti_ps_table_record_bytes(one);
+    (void)pthread_mutex_unlock(&server->lock);
+    return one != NULL ? RDT_OK : RDT_EINVAL;
 }
 
 rdt_status

@@ -223,6 +223,13 @@ rdti_ps_table_begin_snapshot(struct rdti_ps_table *table, bool is_increment, str
     if (status == RDT_OK)
         status = rdti_ps_snapshot_create(table->local_rows, table->opts.dim, table->state_floats,
                                          &table->snapshot, err);
+    if (status == RDT_OK && table->pool != NULL) {
+        status = rdti_ps_saved_begin(table->pool, err);
+        if (status != RDT_OK)
+            rdti_ps_snapshot_destroy(table->snapshot);
+        if (status != RDT_OK)
+            table->snapshot = NULL;
+    }
     if (status != RDT_OK) {
         rdti_ps_rows_free(&more);
         return status;
@@ -247,11 +254,15 @@ rdti_ps_table_end_snapshot(struct rdti_ps_table *table, bool is_saved)
     rdti_ps_rows_free(&table->wanted);
     rdti_ps_snapshot_destroy(table->snapshot);
     table->snapshot = NULL;
+    if (table->pool != NULL)
+        rdti_ps_saved_end(table->pool);
 }
 
 uint64_t
 rdti_ps_table_record_bytes(const struct rdti_ps_table *table)
 {
+    if (table->pool != NULL)
+        return rdti_ps_saved_record_bytes(table->pool);
     return sizeof(uint64_t) + (table->opts.dim + table->state_floats) * sizeof(float);
 }
 
@@ -272,10 +283,12 @@ table_put_record(const struct rdti_ps_table *table, uint64_t id, uint64_t local,
            state_bytes);
 }
 
-uint64_t
+rdt_status
 rdti_ps_table_read(struct rdti_ps_table *table, uint32_t partition, uint64_t *next, uint8_t *buf,
-                   uint64_t cap)
+                   uint64_t cap, uint64_t *len_out, struct rdt_error *err)
 {
+    if (table->pool != NULL)
+        return rdti_ps_saved_read(table->pool, partition, next, buf, cap, len_out, err);
     const uint64_t record_bytes = rdti_ps_table_record_bytes(table);
     const uint64_t rows = rdti_ps_map_partition_rows(&table->map, partition);
     uint64_t used = 0;
@@ -288,7 +301,8 @@ rdti_ps_table_read(struct rdti_ps_table *table, uint32_t partition, uint64_t *ne
         used += record_bytes;
     }
     table->snapshot->read = table->map.base[partition] + *next;
-    return used;
+    *len_out = used;
+    return RDT_OK;
 }
 
 rdt_status
@@ -304,10 +318,12 @@ rdti_ps_table_write(struct rdti_ps_table *table, uint32_t server, const uint8_t 
         const rdt_status status = rdti_ps_table_check_ids(table, server, &id, 1, err);
         if (status != RDT_OK)
             return status;
+        if (table->pool != NULL)
+            continue;
         const uint64_t local = rdti_ps_map_local(&table->map, id);
         memcpy(table_row(table, local), at + sizeof(id), value_bytes);
         memcpy(state + local * table->state_floats, at + sizeof(id) + value_bytes,
                table->state_floats * sizeof(float));
     }
-    return RDT_OK;
+    return table->pool != NULL ? rdti_ps_saved_write(table->pool, records, count, err) : RDT_OK;
 }

@@ -19,8 +19,8 @@ struct rdti_ps_table {
     rdt_region *values;    /* these two are empty if there is a pool */
     rdt_region *state;
     struct rdti_ps_pool *pool; /* or NULL */
-    uint64_t step;  /* applications so far */
-    bool is_pushed; /* since the last application */
+    uint64_t step;             /* applications so far */
+    bool is_pushed;            /* since the last application */
     /* Rows that have changed since the last full checkpoint. While one is made: since it began. */
     struct rdti_ps_rows changed;
     struct rdti_ps_rows before;        /* while a full one is made: what changed before it */
@@ -56,9 +56,9 @@ rdt_status rdti_ps_table_begin_snapshot(struct rdti_ps_table *table, bool is_inc
 /* is_saved: all its rows are in a checkpoint. Without a snapshot this does nothing. */
 void rdti_ps_table_end_snapshot(struct rdti_ps_table *table, bool is_saved);
 /* The next records of the snapshot's partition, as rdt_ps_server_read_rows(). */
-uint64_t rdti_ps_table_read(struct rdti_ps_table *table, uint32_t partition, uint64_t *next,
-                            uint8_t *buf, uint64_t cap);
-/* Put records back. RDT_EINVAL: an id is not of this server. */
+rdt_status rdti_ps_table_read(struct rdti_ps_table *table, uint32_t partition, uint64_t *next,
+                              uint8_t *buf, uint64_t cap, uint64_t *len_out, struct rdt_error *err);
+/* Put records back. RDT_EINVAL: an id is not of this server; else as rdti_ps_saved_write(). */
 rdt_status rdti_ps_table_write(struct rdti_ps_table *table, uint32_t server, const uint8_t *records,
                                uint64_t count, struct rdt_error *err);
 /* Bytes of a row's record. */
