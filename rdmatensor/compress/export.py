@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,26 +11,26 @@ import torch
 
 from rdmatensor._native.arguments import invalid
 from rdmatensor.compress import masks, points
-from rdmatensor.compress.between import Part
+from rdmatensor.compress.between import Part, detach
 from rdmatensor.compress.policy import Item, Quantize
 
 FORMAT = "rdmatensor.compress"
 VERSION = 1
 
 
-def export(model: torch.nn.Module, items: list[Item], kind: str) -> dict[str, Any]:
-    """Return the state of a compressed model; see Result.export."""
+def export(model: torch.nn.Module, items: list[Item], kind: str) -> Any:  # noqa: ANN401
+    """Return a compressed model as data; see Result.export."""
+    if kind == "torchao":
+        return _torchao(model, items)
     makers: dict[str, Callable[[Item], Any]] = {
         "dense": masks.effective,
         "bsr": _bsr,
         "codebook": _codebook,
-        "torchao": _torchao,
     }
     if kind not in makers:
-        raise invalid("export", f"kind={kind!r} is unknown; expected one of {', '.join(makers)}")
+        known = ", ".join([*makers, "torchao"])
+        raise invalid("export", f"kind={kind!r} is unknown; expected one of {known}")
     state = dense_state(model)
-    if kind == "torchao":
-        return {"state": state, "quantize": {i.name: _torchao(i) for i in items if i.quantize}}
     for item in items:
         made = makers[kind](item)
         state[item.name] = made.clone() if isinstance(made, torch.Tensor) else made
@@ -181,16 +182,37 @@ def _unpacked(packed: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     return torch.from_numpy(np.packbits(full, axis=1).ravel())
 
 
-def _torchao(item: Item) -> dict[str, Any]:
-    """Return which of torchao's configurations says the same as the rule."""
+def _torchao(model: torch.nn.Module, items: list[Item]) -> torch.nn.Module:
+    """Return a plain copy in which torchao's int8 linear layers stand for the rules."""
+    try:
+        from torchao.quantization import Int8WeightOnlyConfig, PerGroup, PerRow, quantize_
+    except ImportError as error:
+        raise invalid("export", f"kind='torchao' needs the package torchao: {error}") from error
+    for item in items:
+        _check_torchao(item)
+    names = {id(module): name for name, module in model.named_modules()}
+    plain = copy.deepcopy(model)
+    for item in items:
+        owners = [(plain.get_submodule(names[id(one)]), name) for one, name in item.owners]
+        detach(owners, (Part,))
+        with torch.no_grad():
+            dict(owners[0][0].named_parameters())[owners[0][1]].copy_(_before(item))
+        if item.quantize is not None:
+            modules = [module for module, _ in owners]
+            size = item.quantize.group
+            config = Int8WeightOnlyConfig(granularity=PerGroup(size) if size else PerRow())
+            quantize_(plain, config, lambda module, _, modules=modules: module in modules)
+    return plain
+
+
+def _check_torchao(item: Item) -> None:
     rule = item.quantize
-    assert rule is not None
+    if rule is None:
+        return
     if rule.points != "uniform" or rule.bits != 8:
         raise invalid("export", f"{item.name}: torchao has nothing that says {rule}")
-    linear = all(isinstance(module, torch.nn.Linear) for module, _ in item.owners)
-    if not linear:
+    if not all(isinstance(module, torch.nn.Linear) for module, _ in item.owners):
         raise invalid("export", f"{item.name}: torchao's quantize_ takes torch.nn.Linear only")
-    return {"config": "Int8WeightOnlyConfig", "group_size": rule.group}
 
 
 def _other_names(model: torch.nn.Module, item: Item) -> list[str]:

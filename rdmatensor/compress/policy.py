@@ -114,7 +114,10 @@ class Progressive:
     """Compress in rounds: a step more, retrain, accept or go back.
 
     Attributes:
-        step: What each degree grows by in a round, at most to its target.
+        step: What the largest degree grows by in a round, at most to its target; the others grow
+            in proportion.
+        pace: "even": each round adds as much. "cubic": as many rounds, of which the first add most,
+            so that more of the retraining comes at high degrees.
         retrain: Trains the model that it gets; None: rounds do not retrain.
         accept: Whether the round's model is good enough; None: Target.loss_at_most decides, or all
             rounds are accepted. Rank 0's answer counts.
@@ -131,9 +134,12 @@ class Progressive:
     accept: Callable[[torch.nn.Module], bool] | None = None
     backoff: float = 0.5
     least: float = 0.01
+    pace: Literal["even", "cubic"] = "even"
 
     def __post_init__(self) -> None:
         """Check the values."""
+        if self.pace not in ("even", "cubic"):
+            raise invalid("Progressive", f"pace={self.pace!r} is not 'even' or 'cubic'")
         for name in ("step", "backoff", "least"):
             _check_share("Progressive", name, getattr(self, name))
         if self.backoff == 1 or 0 in (self.step, self.backoff, self.least):

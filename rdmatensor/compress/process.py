@@ -49,7 +49,8 @@ def run(
             Target.loss_at_most.
         curve: What sensitivity() returned; needed where a rule has to="auto".
         score: Runs forward and backward on the model that it gets, for by="contribution". Each
-            backward pass counts once.
+            backward pass counts once. Use small batches, for example of 8 samples: in large ones
+            the gradients of samples cancel.
         group: The ranks; None: the default group, or this process alone.
         progress: Whether rank 0 shows a bar.
 
@@ -109,28 +110,35 @@ class _Rounds:
 
     def run(self, shown: bool) -> Result:
         """Prune round after round, then quantize."""
-        step = self.policy.process.step
+        process = self.policy.process
         pruned = [item for item in self.items if item.prune is not None]
-        total = max(self.targets.values(), default=0.0)
-        with tqdm(total=round(total, 2), desc="compress", disable=not shown) as bar:
-            now = {item.name: self.degree_of(item) for item in pruned}
-            while step >= self.policy.process.least - _EPSILON and self.is_below(now):
-                wanted = {name: min(self.targets[name], now[name] + step) for name in now}
-                wanted = {name: max(wanted[name], now[name]) for name in now}
+        top = max(self.targets.values(), default=0.0)
+        now = {item.name: self.degree_of(item) for item in pruned}
+        way, step = self.way_gone(now), process.step
+        with tqdm(total=100, unit="%", desc="compress", disable=not shown) as bar:
+            bar.update(round(100 * way))
+            while way < 1 - _EPSILON and step >= process.least - _EPSILON:
+                further = min(1.0, way + step / top)
+                share = 1 - (1 - further) ** 3 if process.pace == "cubic" else further
+                wanted = {name: max(now[name], share * self.targets[name]) for name in now}
                 if self.round(partial(self.prune, pruned, wanted), wanted):
-                    bar.update(round(max(wanted.values()) - max(now.values()), 4))
-                    now = wanted
+                    bar.update(round(100 * further) - round(100 * way))
+                    now, way = wanted, further
                 else:
-                    step *= self.policy.process.backoff
+                    step *= process.backoff
                 bar.set_postfix(loss=self.result.history[-1].loss, step=step)
             few = [item for item in self.items if item.quantize and masks.parts(item)[1] is None]
             if few:
                 self.round(partial(self.quantize, few), now)
         return self.result
 
-    def is_below(self, now: dict[str, float]) -> bool:
-        """Return whether a tensor has not come to its target."""
-        return any(now[name] < self.targets[name] - _EPSILON for name in now)
+    def way_gone(self, now: dict[str, float]) -> float:
+        """Return how much of the way to the targets is behind the tensor that is furthest back."""
+        shares = [now[name] / target for name, target in self.targets.items() if target > 0]
+        least = min(1.0, *shares, 1.0)
+        if not shares:
+            return 1.0
+        return 1 - (1 - least) ** (1 / 3) if self.policy.process.pace == "cubic" else least
 
     def degree_of(self, item: Item) -> float:
         masked, _ = masks.parts(item)

@@ -62,17 +62,17 @@ class Result:
         """Bytes of the parameters as export("codebook") stores them."""
         return model_bytes(self.model, self.items)
 
-    def export(self, kind: str = "codebook") -> dict[str, Any]:
-        """Return the model's state in a form that load() and, for some kinds, torch reads.
+    def export(self, kind: str = "codebook") -> Any:  # noqa: ANN401 - as the kind says
+        """Return the model in a form that load() and, for some kinds, torch reads.
 
         Args:
             kind: "dense": as model.state_dict() of the uncompressed model. "bsr": pruned matrices
                 as torch's block-sparse tensors. "codebook": live blocks only, codes packed to their
-                bits. "torchao": for a uniform rule of 8 bits, the arguments of torchao's
-                quantize_.
+                bits. "torchao": a copy of the model in which torchao's linear layers of int8
+                weights stand for the uniform rules of 8 bits; torchao rounds the weights itself.
 
         Returns:
-            What torch.save() takes; its tensors are copies.
+            A dictionary that torch.save() takes, whose tensors are copies; for "torchao" a module.
 
         Raises:
             InvalidArgumentError: The kind is unknown or cannot hold a tensor; the message names it.

@@ -134,8 +134,8 @@ def test_a_run_that_was_killed_does_not_spoil_the_next(
 ) -> None:
     """Its root and its addresses are in the store; rank 1 of the next run comes first."""
     killed = [start_peer("idle", rank, 2) for rank in range(2)]
+    assert [peer.says() for peer in killed] == ["ready", "ready"]
     for peer in killed:
-        assert peer.says() == "ready"
         peer.process.kill()
         peer.process.wait()
     left = {path.name for path in (tmp_path / "store").iterdir()}
