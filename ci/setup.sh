@@ -41,6 +41,7 @@ sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.
     command -v cmake >/dev/null || echo cmake
     command -v ninja >/dev/null || echo ninja-build
     command -v pkg-config >/dev/null || echo pkg-config
+    PATH="$PATH:/usr/sbin:/sbin" command -v tc >/dev/null || echo iproute2 # of ci/throttle.sh
     gcc -E -include infiniband/verbs.h -x c /dev/null &>/dev/null || echo libibverbs-dev
 }
 

@@ -8,10 +8,12 @@ the gradients. A ratio is of means of one run. `--calls crossover` is crossover.
 from __future__ import annotations
 
 import functools
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from bench.benchlib import machine
 from bench.benchlib.pairs import run_ranks
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.units import size_text, time_text
@@ -87,11 +89,12 @@ def _turn(who: str, what: str, transport: str, options: Mapping[str, object]) ->
 def _record(who: str, transport: str, ranks: int, printed: Record) -> Record:
     load = int(number(printed, "load"))
     own_ns, servers_ns = cast("list[float]", printed["cpu_ns"])
+    link = os.environ.get(machine.LINK)  # the wanted ratios are of plain loopback
     fields: Record = {
         "topic": TOPIC,
         "name": _NAMES.get(who, who),
         "peer": who,
-        "transport": transport,
+        "transport": transport if link is None else f"{transport} {link}",
         "op": printed["op"],
         "size": printed["size"],
         "ranks": ranks if printed["op"] == "dense step" else 0,
