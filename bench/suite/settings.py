@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 TOPICS = ("p2p", "collectives", "setup", "models")
-ASKED_FOR = ("scale", "busy", "hosts", "costs", "links", "ps")  # only where they are named
+ASKED_FOR = (
+    "scale",
+    "busy",
+    "hosts",
+    "costs",
+    "links",
+    "ps",
+    "horovod",
+)  # only where they are named
 TCP = "tcp"
 TRANSPORTS = ("shm", TCP)  # of each run; verbs only where it is named, in the rig
 VERBS = "verbs"

@@ -12,6 +12,7 @@ from bench.suite import (
     collectives,
     costs,
     crossover,
+    horovod,
     links,
     models,
     ps,
@@ -336,6 +337,7 @@ TABLES = {
     "hosts": _hosts,
     "links": links.show,
     "costs": costs.show,
+    "horovod": horovod.show,
 }
 
 
