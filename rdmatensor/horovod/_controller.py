@@ -74,6 +74,8 @@ class Controller:
         with self._lock:
             if self.failure is not None:
                 raise HorovodInternalError(self.failure)
+            if entry.set_id not in self.groups:
+                raise ValueError(f"{entry.name}: its process set was removed")
             key = entry.set_id, entry.name
             old = self._pending.get(key)
             if old is not None and not (old.is_done or self._try_finish(old)):

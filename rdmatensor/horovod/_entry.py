@@ -47,6 +47,24 @@ class Entry:
     result: Any = None
     since_s: float = field(default_factory=time.monotonic)
 
+    def can_take(self, tensors: list[torch.Tensor | None]) -> bool:
+        """Return whether an in-place operation has ended, and these are as its tensors were."""
+        return self.is_done and all(
+            one is not None
+            and one.dtype == old.dtype
+            and one.shape == old.shape
+            and one.layout == torch.strided
+            and one.is_contiguous()
+            for one, old in zip(tensors, self.outputs, strict=True)
+        )
+
+    def renew(self, tensors: list[Any]) -> None:
+        """Make it an operation that was not submitted, in place of these tensors."""
+        self.inputs = self.outputs = tensors
+        self.mode, self.run, self.is_done = Mode.OWN, None, False
+        self.error = self.result = None
+        self.since_s = time.monotonic()
+
     def finish(self, result: object) -> None:
         """Set the result."""
         self.result, self.is_done = result, True

@@ -27,8 +27,7 @@ def allreduce(
     if outputs is None:
         outputs = [torch.empty_like(tensor, requires_grad=False) for tensor in tensors]
     else:
-        outputs = [one.detach() if one.requires_grad else one for one in outputs]
-        tensors = outputs
+        tensors = outputs = [one.detach() if one.requires_grad else one for one in outputs]
     return _submit.reduce(
         "allreduce", tensors, outputs, name, op, factors, process_set, is_list=is_list
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import warnings
@@ -12,7 +13,8 @@ from typing import Any
 
 import torch
 
-from rdmatensor.horovod import basics
+from rdmatensor.horovod import _runtime, basics
+from rdmatensor.horovod._entry import Entry
 from rdmatensor.horovod.basics import Adasum, Average
 from rdmatensor.horovod.process_sets import ProcessSet, global_process_set
 from rdmatensor.horovod.torch import _submit
@@ -28,7 +30,23 @@ from rdmatensor.horovod.torch.reductions import (
 
 Named = list[tuple[str, torch.Tensor]]
 Group = tuple[torch.Tensor, ...]
-Waiter = Callable[[], None]
+Waiter = Callable[[], object]
+
+
+class _Part:
+    """Gradients that are reduced together; one, unless there are groups.
+
+    left: backward passes of each until they are sent; entry: the operation, which is used again in
+    each step; wait: while they are sent.
+    """
+
+    __slots__ = ("entry", "left", "name", "parameters", "wait")
+
+    def __init__(self, parameters: Group, name: str, passes: int) -> None:
+        self.parameters, self.name = parameters, name
+        self.left = [passes] * len(parameters)
+        self.entry: Entry | None = None
+        self.wait: Waiter | None = None
 
 
 class _Reducer:
@@ -54,66 +72,94 @@ class _Reducer:
             "postscale_factor": predivide,
         }
         self.sparse_as_dense = sparse_as_dense
-        self.group_of = {parameter: group for group in groups for parameter in group}
-        self.left = dict.fromkeys(self.group_of, passes)  # backward passes until it is sent
-        self.waiters: dict[Group, Waiter] = {}
+        self.parts = [_Part(group, self.names[group[0]], passes) for group in groups]
+        self.is_sending = False
 
     def listen(self) -> None:
         """Have backward() call ready()."""
         method = weakref.WeakMethod(self.ready)  # parameters outlive the optimizer
 
-        def hook(parameter: torch.Tensor) -> None:
-            ready = method()
-            if ready is not None:
-                ready(parameter)
+        def hook_of(part: _Part, index: int) -> Callable[[torch.Tensor], None]:
+            def hook(_: torch.Tensor) -> None:
+                ready = method()
+                if ready is not None:
+                    ready(part, index)
 
-        for parameter in self.left:
-            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            return hook
+
+        for part in self.parts:
+            for index, parameter in enumerate(part.parameters):
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    hook_of(part, index)
+                )
 
     def reset(self) -> None:
         """Forget the gradients of an unfinished step."""
-        self.waiters.clear()
-        self.left = dict.fromkeys(self.left, self.passes)
+        self.is_sending = False
+        for part in self.parts:
+            part.wait = None
+            part.left = [self.passes] * len(part.left)
 
-    def ready(self, parameter: torch.Tensor) -> None:
+    def ready(self, part: _Part, index: int) -> None:
         """Take note that a backward pass has added to a gradient."""
-        if self.left[parameter] <= 0:
+        if part.left[index] <= 0:
             raise AssertionError(
-                f"the gradient of {self.names[parameter]} was computed more than "
+                f"the gradient of {self.names[part.parameters[index]]} was computed more than "
                 f"backward_passes_per_step={self.passes} times before step(): give "
                 "DistributedOptimizer() the number of passes"
             )
-        self.left[parameter] -= 1
-        group = self.group_of[parameter]
-        if not any(self.left[one] for one in group):
-            self.waiters[group] = self._send(group)
+        part.left[index] -= 1
+        if not any(part.left):
+            self._send(part)
 
     def synchronize(self) -> None:
         """Send what was not sent, as it is or as zeros; wait for all sums."""
-        for group in dict.fromkeys(self.group_of.values()):
-            if group not in self.waiters:
-                self.waiters[group] = self._send(group)
+        for part in self.parts:
+            if part.wait is None:
+                self._send(part)
         try:
-            for wait in self.waiters.values():
-                wait()
+            for part in self.parts:
+                assert part.wait is not None
+                part.wait()
         finally:
             self.reset()
 
-    def _send(self, group: Group) -> Waiter:
-        for one in group:
+    def _send(self, part: _Part) -> None:
+        self.is_sending = True
+        for one in part.parameters:
             if one.grad is None:  # another rank may have one
                 one.grad = torch.zeros_like(one, memory_format=torch.contiguous_format)
+        if not self._send_again(part):
+            part.wait = self._waiter(part)
+
+    def _send_again(self, part: _Part) -> bool:
+        """Send by the operation of the last step, if the gradients are as they were."""
+        entry = part.entry
+        if entry is None:
+            return False
+        grads = [one.grad for one in part.parameters]
+        if not entry.can_take(grads):
+            return False
+        entry.renew(grads)
+        controller = _runtime.controller()
+        controller.submit(entry)
+        part.wait = functools.partial(controller.wait, entry)
+        return True
+
+    def _waiter(self, part: _Part) -> Waiter:
+        group = part.parameters
+        arguments: dict[str, Any] = {"op": self.op, "process_set": self.process_set}
         if len(group) == 1 and _gradient(group[0]).is_sparse:
-            return self._send_sparse(group[0])
+            return self._send_sparse(group[0], part.name)
         pairs = [self.compression.compress(_dense(_gradient(one))) for one in group]
         sent = [_contiguous(tensor) for tensor, _ in pairs]
-        name = self.names[group[0]]
-        arguments: Any = {"name": name, "op": self.op, "process_set": self.process_set}
         arguments |= self.factors
         if len(group) == 1:
-            handle = allreduce_async_(sent[0], **arguments)
+            handle = allreduce_async_(sent[0], name=part.name, **arguments)
         else:
-            handle = grouped_allreduce_async_(sent, **arguments)
+            handle = grouped_allreduce_async_(sent, name=part.name, **arguments)
+        if all(tensor is one.grad for tensor, one in zip(sent, group, strict=True)):
+            part.entry = _submit.entry_of(handle)  # nothing is to be done but the reduction
 
         def wait() -> None:
             found = synchronize(handle)
@@ -123,8 +169,8 @@ class _Reducer:
 
         return wait
 
-    def _send_sparse(self, parameter: torch.Tensor) -> Waiter:
-        gradient, name = _gradient(parameter), self.names[parameter]
+    def _send_sparse(self, parameter: torch.Tensor, name: str) -> Waiter:
+        gradient = _gradient(parameter)
         if not self.sparse_as_dense:
             result = sparse_allreduce_async(gradient, name, self.op, self.process_set)
             return lambda: self._put(parameter, result())
@@ -217,7 +263,7 @@ class _Distributed:
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - torch's
         """Clear the gradients; AssertionError while they are reduced."""
-        if self._reducer.waiters:
+        if self._reducer.is_sending:
             raise AssertionError(
                 "zero_grad() was called between backward() and step() or synchronize(), while the "
                 "gradients are reduced"
