@@ -143,7 +143,7 @@ def _without_contribution(signature: Signature, is_zero: bool) -> list[torch.Ten
 def _reduce(
     group: ProcessGroup, tensors: list[torch.Tensor], signature: Signature
 ) -> torch_c10d.Work:
-    plain, coalesced = _options(_reduce_op(signature))
+    plain, coalesced = _options(_reduce_op(signature, group.size()))
     if len(tensors) == 1:
         return group.allreduce(tensors, plain)
     return group.allreduce_coalesced(tensors, coalesced)
@@ -156,10 +156,10 @@ def _options(op: dist.ReduceOp.RedOpType) -> tuple[Any, Any]:
     return plain, coalesced
 
 
-def _reduce_op(signature: Signature) -> dist.ReduceOp.RedOpType:
+def _reduce_op(signature: Signature, size: int) -> dist.ReduceOp.RedOpType:
     """Return torch's: averages of floats are the backend's, unless a factor follows them."""
     op: int = signature["op"]
-    if op == AVERAGE and not _is_backends_average(signature):
+    if op == AVERAGE and not _is_backends_average(signature, size):
         op = SUM
     return _REDUCE_OPS[op]
 
@@ -167,9 +167,11 @@ def _reduce_op(signature: Signature) -> dist.ReduceOp.RedOpType:
 has_average = True  # of the data path; Gloo, to which a benchmark compares, has none
 
 
-def _is_backends_average(signature: Signature) -> bool:
+def _is_backends_average(signature: Signature, size: int) -> bool:
+    """Return whether the backend divides: where multiplying by the size undoes that exactly."""
     return (
         has_average
+        and size & (size - 1) == 0
         and signature["op"] == AVERAGE
         and signature["postscale"] == 1.0
         and signature["dtypes"][0] in ("float32", "float64", "bfloat16", "float16")
@@ -183,7 +185,7 @@ def _prepared(entry: Entry, group: ProcessGroup) -> list[torch.Tensor]:
         for output in entry.outputs:
             output.fill_(_neutral(signature["op"], output.dtype))
     elif entry.mode == Mode.CARRY:
-        if _is_backends_average(signature):
+        if _is_backends_average(signature, group.size()):
             for output in entry.outputs:
                 output.mul_(group.size())
     else:
@@ -219,7 +221,7 @@ def _scale(tensor: torch.Tensor, factor: float) -> None:
 def _finish_reduced(entry: Entry, run: Run) -> None:
     signature = entry.signature
     factor = signature["postscale"]
-    if signature["op"] == AVERAGE and not _is_backends_average(signature):
+    if signature["op"] == AVERAGE and not _is_backends_average(signature, run.size):
         for output in entry.outputs:
             if factor != 1.0:
                 _scale(output, factor / run.size)
