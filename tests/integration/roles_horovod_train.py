@@ -174,7 +174,8 @@ class _Step:
         """Submit these tensors."""
         for name in names:
             given = torch.full((self.sizes[name],), _value(self.seed, self.rank, name, self.step))
-            self.handles[name] = hvd.allreduce_async(given, name=f"{self.seed}.{name}", op=hvd.Sum)
+            op = (hvd.Sum, hvd.Average, hvd.Max)[self.seed % 3]
+            self.handles[name] = hvd.allreduce_async(given, name=f"{self.seed}.{name}", op=op)
 
     def check(self, names: list[int], own: random.Random) -> None:
         """Wait for these tensors."""
@@ -182,7 +183,9 @@ class _Step:
             if own.random() < 0.2:
                 hvd.poll(self.handles[name])
             found = hvd.synchronize(self.handles.pop(name))
-            expected = sum(_value(self.seed, one, name, self.step) for one in self.there)
+            values = [_value(self.seed, one, name, self.step) for one in self.there]
+            average = float(np.float32(sum(values)) / np.float32(hvd.size()))
+            expected = (sum(values), average, max(values))[self.seed % 3]
             where = (self.seed, self.step, name)
             assert found.tolist() == [expected] * self.sizes[name], where
 
