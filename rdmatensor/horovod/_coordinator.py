@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from rdmatensor.horovod._entry import OP_NAMES, Signature, bytes_of, must_agree
 from rdmatensor.horovod._wire import Record
 
+_SETTLE_S = 0.4  # for all members to request again what was in a fast lane
+
 log = logging.getLogger("rdmatensor.horovod")
 
 
@@ -39,6 +41,7 @@ class _Wanted:
 
     kind: str
     since_s: float
+    seen_s: float  # since_s may be before: the operation was in a fast lane
     requests: dict[int, Record] = field(default_factory=dict)
     is_reported: bool = False
 
@@ -127,7 +130,7 @@ class Coordinator:
         if request["k"] == "join":
             self._join(found, rank)
             return
-        wanted = found.table.setdefault(name, _Wanted(request["k"], now_s - request["a"]))
+        wanted = found.table.setdefault(name, _Wanted(request["k"], now_s, now_s))
         wanted.since_s = min(wanted.since_s, now_s - request["a"])
         wanted.requests[rank] = request
         self._check(request["p"], name)
@@ -147,7 +150,17 @@ class Coordinator:
         """Put an operation among those that are ready, if it is."""
         found = self._sets[set_id]
         wanted = found.table[name]
-        if len(wanted.requests) + len(set(found.joined) - set(wanted.requests)) == len(found.ranks):
+        if wanted.kind != "allreduce" and set(found.joined) - set(wanted.requests):
+            del found.table[name]
+            why = (
+                f"{name}: {wanted.kind} is not possible while ranks {sorted(found.joined)} have "
+                "joined: only allreduce is"
+            )
+            error = {"t": "error", "p": set_id, "n": name, "why": why}
+            self._out += [(rank, error) for rank in wanted.requests]
+        elif len(wanted.requests) + len(set(found.joined) - set(wanted.requests)) == len(
+            found.ranks
+        ):
             self._ready.append((set_id, name))
 
     # ---- decisions -----------------------------------------------------------------------------
@@ -164,7 +177,7 @@ class Coordinator:
                 self._lock(set_id, found)
                 continue
             wanted = found.table.pop(name)
-            why = self._fault(name, found, wanted)
+            why = self._fault(name, wanted)
             if why:
                 group = self._send_group(group)
                 self._tell(found, {"t": "error", "p": set_id, "n": name, "why": why})
@@ -214,16 +227,11 @@ class Coordinator:
         self._note(found, name, wanted)
         return operation
 
-    def _fault(self, name: str, found: _Set, wanted: _Wanted) -> str:
+    def _fault(self, name: str, wanted: _Wanted) -> str:
         """Return how the members disagree, or nothing."""
         kinds = {request["k"] for request in wanted.requests.values()}
         if len(kinds) > 1:
             return f"{name}: ranks submit different operations: {sorted(kinds)}"
-        if found.joined and wanted.kind != "allreduce":
-            return (
-                f"{name}: {wanted.kind} is not possible while ranks {found.joined} have joined: "
-                "only allreduce is"
-            )
         ranks = sorted(wanted.requests)
         parts = [must_agree(wanted.kind, wanted.requests[rank]["s"]) for rank in ranks]
         for rank, part in zip(ranks, parts, strict=True):
@@ -347,6 +355,8 @@ class Coordinator:
         for found in self._sets.values():
             for name, wanted in found.table.items():
                 waited_s = now_s - wanted.since_s
+                if now_s - wanted.seen_s < _SETTLE_S:
+                    continue
                 if limits.stall_shutdown_s and waited_s > limits.stall_shutdown_s:
                     self.fail(f"{self._stall(found, name, wanted, waited_s)}; giving up")
                     return

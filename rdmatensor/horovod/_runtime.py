@@ -45,6 +45,7 @@ class Runtime:
 
 _runtime: Runtime | None = None
 _unnamed: Counter[tuple[int, str]] = Counter()
+_joins = 0  # since init(): until all have joined, ranks may have numbered differently
 
 
 def is_on() -> bool:
@@ -69,12 +70,20 @@ def full_name(set_id: int, kind: str, name: str | None) -> str:
     if name is not None:
         return f"{kind}.{name}"
     _unnamed[set_id, kind] += 1
-    return f"{kind}.noname.{_unnamed[set_id, kind]}"
+    number = _unnamed[set_id, kind]
+    return f"{kind}.noname.{number}" if _joins == 0 else f"{kind}.noname.{_joins}.{number}"
+
+
+def count_join() -> None:
+    """Number unnamed operations from 1 again: all ranks have joined."""
+    global _joins
+    _joins += 1
+    _unnamed.clear()
 
 
 def start(*, is_dynamic: bool) -> None:
     """Meet the other ranks, and begin. No effect while it is on."""
-    global _runtime
+    global _runtime, _joins
     if _runtime is not None:
         return
     place = membership.provider()
@@ -105,6 +114,7 @@ def start(*, is_dynamic: bool) -> None:
     )
     hosts = _hosts(place)
     _unnamed.clear()
+    _joins = 0
     _runtime = Runtime(
         place,
         made,

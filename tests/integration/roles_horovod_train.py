@@ -261,7 +261,7 @@ def stalled(rank: int, _world: int, gives_up: bool) -> dict[str, Any]:
     error = ""
     try:
         if rank == 1:
-            time.sleep(4.0 if gives_up else 2.6)
+            time.sleep(6.0 if gives_up else 4.0)
         hvd.allreduce(torch.ones(2), name="often")
     except hvd.HorovodInternalError as caught:
         error = str(caught)

@@ -77,6 +77,7 @@ def join(device: int = -1) -> int:  # noqa: ARG001 - Horovod's signature
         0
     """
     found: int = _runtime.agree("join", "join", {})  # type: ignore[assignment]
+    _runtime.count_join()
     return found
 
 
