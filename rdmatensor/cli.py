@@ -214,7 +214,7 @@ def _plan(words: list[str]) -> int:
 
 
 def _horovodrun(words: list[str]) -> int:
-    from rdmatensor.horovod.runner.launch import main as launch_main
+    from rdmatensor.horovod.runner.command import main as launch_main
 
     return launch_main(words)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+os.environ["KERAS_BACKEND"] = "torch"
 ROWS, COLUMNS, BATCH = 96, 6, 8
 
 
@@ -79,7 +80,6 @@ def train(rank: int, world: int, folder: str) -> dict[str, Any]:
 
 def alone(rank: int, world: int, folder: str) -> dict[str, Any]:
     """The same in one process, without Horovod; and a plain load of what the ranks saved."""
-    os.environ["KERAS_BACKEND"] = "torch"
     import keras
 
     found: dict[str, Any] = {}
@@ -208,3 +208,31 @@ def files(path: Path) -> dict[str, Any]:
         twice = str(error)
     same = weights_of(loaded) == weights_of(model)
     return {"loaded": [type(loaded.optimizer).__name__, same], "twice": twice}
+
+
+def elastic_state(rank: int, world: int, folder: str) -> dict[str, Any]:
+    """Ranks begin with other weights and batches; sync, train, restore."""
+    import keras
+
+    import rdmatensor.horovod.keras as hvd
+
+    hvd.init()
+    model = model_of(5 + rank, hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)))
+    state = hvd.elastic.KerasState(model, batch=rank, epoch=rank)
+    found: dict[str, Any] = {"first": weights_of(model)}
+    state.sync()
+    found["synced"], found["epoch"] = weights_of(model), state.epoch
+    x, y = share(rank, world)
+    callbacks = [
+        hvd.elastic.UpdateBatchStateCallback(state),
+        hvd.elastic.UpdateEpochStateCallback(state),
+        hvd.elastic.CommitStateCallback(state, batches_per_commit=2),
+    ]
+    model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
+    found["trained"], found["batch"], found["epochs"] = weights_of(model), state.batch, state.epoch
+    model.fit(x, y, batch_size=BATCH, epochs=1, shuffle=False, verbose=0)
+    state.epoch = 9
+    state.restore()
+    found["restored"], found["restored epoch"] = weights_of(model), state.epoch
+    hvd.shutdown()
+    return found

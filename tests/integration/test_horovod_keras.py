@@ -70,6 +70,21 @@ def test_rules(tmp_path: Path, world: int) -> None:
         assert found["schedule"] == pytest.approx([0.4, 0.2, 0.1])
 
 
+@pytest.mark.timeout(120)
+def test_an_elastic_state_is_synced_committed_and_restored(tmp_path: Path) -> None:
+    first, second = jobs.results(
+        jobs.run("roles_keras:elastic_state", 2, tmp_path, timeout_s=60.0, folder=str(tmp_path))
+    )
+    assert first["first"] != second["first"]
+    assert first["synced"] == second["synced"] == first["first"]
+    for found in (first, second):
+        assert found["epoch"] == 0
+        assert (found["batch"], found["epochs"]) == (0, 2)
+        assert found["restored"] == found["trained"] != found["synced"]
+        assert found["restored epoch"] == 2
+    assert first["trained"] == second["trained"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_script_learns_digits(tmp_path: Path) -> None:

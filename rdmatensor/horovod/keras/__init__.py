@@ -36,7 +36,7 @@ from rdmatensor.horovod.basics import (
     stop_timeline,
 )
 from rdmatensor.horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from rdmatensor.horovod.keras import callbacks
+from rdmatensor.horovod.keras import callbacks, elastic
 from rdmatensor.horovod.keras.optimizer import (
     DistributedOptimizer,
     PartialDistributedOptimizer,
@@ -77,6 +77,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

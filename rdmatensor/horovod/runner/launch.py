@@ -1,8 +1,7 @@
-"""`rdmatensor horovodrun`: start ranks, pass their output on, end them together."""
+"""Start ranks, pass their output on, end them together."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import secrets
 import shlex
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rdmatensor.horovod.runner import arguments, hosts
+from rdmatensor.horovod.runner import hosts
 from rdmatensor.horovod.runner.workers import Output, Ssh, Workers, is_local
 
 if TYPE_CHECKING:
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
 _NAME = "rdmatensor horovodrun"
 _GRACE_S = 5.0  # for the other ranks to say what they lost
 _SITE = Path(__file__).with_name("site")
-_FAILED = 1
-_SIGNALED = 128
+SIGNALED = 128  # a shell adds it to a signal's number
 
 
 @dataclass(frozen=True)
@@ -52,23 +50,21 @@ def say(*lines: str) -> None:
 
 
 class Meeting:
-    """The store of a job: it listens at once, and serves from serve() on.
+    """The store of a job: it listens at once, and serves from serve() on; other hosts if open.
 
     Ranks that come earlier wait in the socket's queue, while this process imports torch.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        others = [name for name in names if not is_local(name)]
+    def __init__(self, *, is_open: bool) -> None:
         self._socket = socket.create_server(
-            ("", 0) if others else ("127.0.0.1", 0), backlog=socket.SOMAXCONN
+            ("" if is_open else "127.0.0.1", 0), backlog=socket.SOMAXCONN
         )
         self.port = int(self._socket.getsockname()[1])
-        self.address = _address_towards(others[0]) if others else "127.0.0.1"
 
-    def variables(self) -> dict[str, str]:
-        """Return what makes ranks clients of this store."""
+    def variables(self, host: str) -> dict[str, str]:
+        """Return what makes a rank on this host a client of the store."""
         return {
-            "MASTER_ADDR": self.address,
+            "MASTER_ADDR": "127.0.0.1" if is_local(host) else _address_towards(host),
             "MASTER_PORT": str(self.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
@@ -79,7 +75,7 @@ class Meeting:
 
         # By libuv torch does not take a socket that listens already.
         return TCPStore(
-            self.address, self.port, is_master=True, wait_for_workers=False,
+            "127.0.0.1", self.port, is_master=True, wait_for_workers=False,
             master_listen_fd=self._socket.detach(), use_libuv=False,
         )  # fmt: skip
 
@@ -114,7 +110,7 @@ def ended_by_signals() -> Iterator[None]:
     """Have SIGTERM and SIGHUP end this process as Ctrl-C does: by an exception."""
 
     def end(number: int, _: object) -> None:
-        raise SystemExit(_SIGNALED + number)
+        raise SystemExit(SIGNALED + number)
 
     before = {one: signal.signal(one, end) for one in (signal.SIGTERM, signal.SIGHUP)}
     try:
@@ -126,7 +122,7 @@ def ended_by_signals() -> Iterator[None]:
 
 def how_ended(status: int) -> str:
     """Say how a process ended; a shell adds 128 to a signal's number."""
-    number = -status if status < 0 else status - _SIGNALED
+    number = -status if status < 0 else status - SIGNALED
     if number in set(signal.Signals):
         return f"was killed by {signal.Signals(number).name}"
     return f"exited with status {status}"
@@ -141,14 +137,15 @@ def launch(job: Launch, on_store: Callable[[TCPStore], None] | None = None) -> i
     Returns:
         0, or the exit status of the first rank that failed.
     """
-    meeting = Meeting([slot.host for slot in job.slots])
-    variables = {**shared_variables(job.variables), **meeting.variables()}
+    meeting = Meeting(is_open=not all(is_local(slot.host) for slot in job.slots))
+    variables = shared_variables(job.variables)
     status = 0
     with ended_by_signals(), Workers(job.output, job.ssh) as workers:
         for slot in job.slots:
             if job.is_verbose:
                 say(f"rank {slot.rank} on {slot.host}: {shlex.join(job.command)}")
-            of_rank = {**variables, **slot.environment(), **threads_of(slot)}
+            of_rank = {**variables, **meeting.variables(slot.host)}
+            of_rank.update(**slot.environment(), **threads_of(slot))
             workers.start(str(slot.rank), slot.host, job.command, of_rank)
         store = meeting.serve()
         if on_store is not None:
@@ -156,90 +153,10 @@ def launch(job: Launch, on_store: Callable[[TCPStore], None] | None = None) -> i
         for worker, code in workers.events():
             if code != 0:
                 say(f"rank {worker.label} on {worker.host} {how_ended(code)}; ending the others")
-                status = code if code > 0 else _SIGNALED - code
+                status = code if code > 0 else SIGNALED - code
                 break
         if status:
             for _ in workers.events(_GRACE_S):
                 pass
     del store
     return status
-
-
-def check_build() -> str:
-    """Return what this build has, in the form of Horovod's launcher."""
-    has_torch = importlib.util.find_spec("torch") is not None
-    has_keras = has_torch and importlib.util.find_spec("keras") is not None
-    marks = {
-        "Available Frameworks": {
-            "TensorFlow": False,
-            "PyTorch": has_torch,
-            "MXNet": False,
-            "Keras on PyTorch": has_keras,
-        },
-        "Available Controllers": {"MPI": False, "rdmatensor (in place of Gloo)": has_torch},
-        "Available Tensor Operations": {
-            "NCCL": False, "DDL": False, "CCL": False, "MPI": False,
-            "rdmatensor (in place of Gloo)": has_torch,
-        },
-    }  # fmt: skip
-    lines = ["rdmatensor.horovod:"]
-    for title, entries in marks.items():
-        lines += ["", f"{title}:"]
-        lines += [f"    [{'X' if has else ' '}] {name}" for name, has in entries.items()]
-    return "\n".join(lines)
-
-
-def hosts_of(given: object) -> list[hosts.Host]:
-    """Return the hosts that the options name.
-
-    Raises:
-        ValueError: They are written wrongly.
-    """
-    named, file = getattr(given, "hosts", None), getattr(given, "hostfile", None)
-    if file is not None:
-        return hosts.parse_hostfile(file)
-    if named is not None:
-        return hosts.parse_hosts(named)
-    return [hosts.Host("localhost", getattr(given, "np", 1))]
-
-
-def main(words: Sequence[str]) -> int:
-    """Run the command line.
-
-    Args:
-        words: Options, then the command.
-
-    Returns:
-        The exit status: that of the first rank that failed; 2 for misuse.
-    """
-    given = arguments.parse(words)
-    if given.version:
-        from rdmatensor._build_stamp import VERSION
-
-        print(VERSION)
-        return 0
-    if given.check_build:
-        print(check_build())
-        return 0
-    if given.ignored:
-        say(f"no effect here: {', '.join(given.ignored)}")
-    if given.is_elastic:
-        say("elastic jobs are not supported: leave out --min-np and --host-discovery-script")
-        return 2
-    ssh = Ssh(given.ssh_port, given.ssh_identity_file, given.start_timeout or 30)
-    most = given.max_np or given.np
-    output = Output(
-        has_timestamp=given.prefix_output_with_timestamp,
-        folder=given.output_filename,
-        width=len(str(most - 1)),
-    )
-    try:
-        slots = hosts.assign(hosts_of(given), given.np)
-    except (OSError, ValueError) as error:
-        say(str(error))
-        return 2
-    job = Launch(given.command, slots, arguments.variables_of(given), ssh, output, given.verbose)
-    try:
-        return launch(job)
-    except KeyboardInterrupt:
-        return _SIGNALED + signal.SIGINT

@@ -38,6 +38,7 @@ from rdmatensor.horovod.process_sets import (
     global_process_set,
     remove_process_set,
 )
+from rdmatensor.horovod.torch import elastic
 from rdmatensor.horovod.torch.compression import Compression, Compressor
 from rdmatensor.horovod.torch.functions import (
     allgather_object,
@@ -114,6 +115,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
