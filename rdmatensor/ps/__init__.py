@@ -17,9 +17,10 @@ parameter-server.md has the rules.
 from __future__ import annotations
 
 from rdmatensor.ps.checkpoint import Checkpoint
-from rdmatensor.ps.cluster import Cluster, join, run
+from rdmatensor.ps.cluster import Cluster, join
 from rdmatensor.ps.dense import Dense
 from rdmatensor.ps.kv import KV
+from rdmatensor.ps.launch import run
 from rdmatensor.ps.modes import SSP, Mode
 from rdmatensor.ps.modules import Embedding, EmbeddingBag
 from rdmatensor.ps.queue import WorkQueue

@@ -1,15 +1,12 @@
-"""Joining a cluster of workers and servers, and running it under a launcher."""
+"""Joining a cluster of workers and servers."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
-
-from torch.distributed.rendezvous import rendezvous
 
 from rdmatensor._native.arguments import invalid, whole, whole_in
 from rdmatensor.bootstrap import World
@@ -201,54 +198,3 @@ def _shape(
         goes_on=on_worker_death == "continue",
         restore=None if restore is None else str(Path(restore).absolute()),
     )
-
-
-def run(
-    main: Callable[[Worker], None],
-    *,
-    servers: int = 1,
-    mode: Mode = "sync",
-    on_worker_death: str = "stop",
-    context: Context | None = None,
-    timeout_s: float | None = None,
-    restore: str | os.PathLike[str] | None = None,
-) -> None:
-    """Run main(worker) on the workers, and the servers on the last ranks; under torchrun.
-
-    Roles come from RANK and WORLD_SIZE. Returns on workers when main has returned, on servers when
-    all workers have left.
-
-    Args:
-        main: Called with the Worker, which is closed afterwards.
-        servers: As for join(), as are the others.
-        mode: As for join().
-        on_worker_death: As for join().
-        context: As for join().
-        timeout_s: As for join().
-        restore: As for join().
-
-    Raises:
-        InvalidArgumentError: As join().
-        PeerError: A process died.
-        RdmaTensorError: On server 0, why the last checkpoint was not saved, if no worker has asked.
-    """
-    store, rank, size = next(iter(rendezvous("env://")))
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    with join(
-        store,
-        rank,
-        size,
-        servers=servers,
-        mode=mode,
-        on_worker_death=on_worker_death,
-        job=f"ps{restart}",
-        context=context,
-        timeout_s=timeout_s,
-        restore=restore,
-    ) as cluster:
-        if cluster.worker is not None:
-            main(cluster.worker)
-            cluster.worker.leave()
-        else:
-            assert cluster.server is not None
-            cluster.server.serve()
