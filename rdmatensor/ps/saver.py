@@ -85,7 +85,8 @@ class Saver:
         """Open the file, so that a wrong path fails before steps are held."""
         uid, folder = str(request["uid"]), Path(str(request["path"]))
         is_increment = request["incremental"] is True
-        if self._thread is not None and self._index != 0:
+        is_over = self._job is not None and self._job.state in ("done", "failed")
+        if self._thread is not None and (is_over or self._index != 0):
             self._thread.join(self._timeout_s)  # server 0, which is asked first, has ended its part
         if self._thread is not None and self._thread.is_alive():
             raise BusyError("RDT_EBUSY", "save", f"{self._name()} still saves another checkpoint")
@@ -144,7 +145,8 @@ class Saver:
         job = self._job
         if job is None or job.uid != request["uid"]:
             raise InvalidArgumentError("RDT_EINVAL", "save", "a later checkpoint has begun")
-        if job.state == "failed":
+        state = job.state  # the thread may change it
+        if state == "failed":
             assert job.error is not None
             job.is_reported = True
             return {"state": "failed", "code": job.error.code, "text": job.error.detail[:500]}
@@ -152,7 +154,7 @@ class Saver:
         for server in range(1, self._servers):
             note = self._board.get(self._note(job, server)) or {"written": 0, "total": 0}
             written, total = written + int(str(note["written"])), total + int(str(note["total"]))
-        return {"state": job.state, "written": written, "total": total}
+        return {"state": state, "written": written, "total": total}
 
     def _current(self, request: dict[str, object]) -> Job:
         job = self._job
@@ -183,7 +185,6 @@ class Saver:
                 self._finish(job)
             else:
                 self._await(job, [0], "done")
-            job.state = "done"
         except OSError as error:
             more = "; the last checkpoint is intact"
             job.error = device_error("save", error, job.file.path, more)
@@ -192,13 +193,13 @@ class Saver:
         except Exception as error:  # noqa: BLE001 - the thread's; finish() raises it
             job.error = RdmaTensorError("RDT_EINTERNAL", "save", f"{type(error).__name__}: {error}")
         if job.error is not None:
-            job.state = "failed"
             log.error("%s has not saved %s: %s", self._name(), job.folder, job.error.detail)
             job.file.remove()
             job.file.path.with_suffix(".json").unlink(missing_ok=True)
         elif not job.is_increment:
             self._full = (job.folder, job.uid)
         lib.rdt_ps_server_end_cut(self._handle("save"), int(job.error is None))
+        job.state = "done" if job.error is None else "failed"
         self._tell(job)
 
     def _look(self, job: Job) -> None:
