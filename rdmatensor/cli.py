@@ -1,4 +1,4 @@
-"""Check an installation of rdmatensor, list its settings, plan a training step, compare speeds."""
+"""Check an installation, list settings, plan a step, ask running servers, compare speeds."""
 
 from __future__ import annotations
 
@@ -64,8 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.command is None:
         parser.print_help(sys.stderr)
         parser.exit(2)
+    run = {"settings": _settings, "doctor": _doctor, "ps": _ps_status}[chosen.command]
     try:
-        return _settings(chosen) if chosen.command == "settings" else _doctor(chosen)
+        return run(chosen)
     except _ReaderGoneError:
         return _without_reader()
 
@@ -113,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         "  rdmatensor settings --json | python -m json.tool\n\n" + _EXIT_CODES,
     )
     settings.add_argument("--json", action="store_true", help="print one object, for programs")
+    _add_ps(commands.add_parser("ps", help="ask the parameter servers of this host"))
     commands.add_parser(
         "plan", help="plan the transfers of a training step before it runs", add_help=False
     )
@@ -147,6 +149,24 @@ def _add_doctor(doctor: argparse.ArgumentParser) -> None:
         "--alone", action="store_true",
         help="check only this host, even if RANK and WORLD_SIZE are set",
     )  # fmt: skip
+
+
+def _add_ps(ps: argparse.ArgumentParser) -> None:
+    status = ps.add_subparsers(dest="action", metavar="ACTION", required=True).add_parser(
+        "status",
+        help="print the state of each server, and who holds the others",
+        description="Ask the parameter servers that run on this host as this user, also if their "
+        "jobs are stuck: tables, bytes, each worker's step, and the workers that others wait for. "
+        "Each server knows all workers, whichever host they are on.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="examples:\n"
+        "  rdmatensor ps status\n"
+        "  rdmatensor ps status --json | python -m json.tool\n\n"
+        "exit status:\n"
+        "  0    each server has answered\n"
+        "  1    there is none, or one has not answered within 2 s\n",
+    )
+    status.add_argument("--json", action="store_true", help="print one object, for programs")
 
 
 # ---- arguments -----------------------------------------------------------------------------------
@@ -368,3 +388,18 @@ def _as_set(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return "" if value is None else str(value)
+
+
+# ---- ps ------------------------------------------------------------------------------------------
+
+
+def _ps_status(chosen: argparse.Namespace) -> int:
+    from rdmatensor._observe.ps_text import text_of_servers
+    from rdmatensor._observe.reports import ask_all
+
+    reports = ask_all("ps")
+    if chosen.json:
+        _say(_json(servers=reports))
+    else:
+        _say(*(text_of_servers(reports) or ["no parameter server of this user runs here"]))
+    return int(not reports or any("error" in one for one in reports))

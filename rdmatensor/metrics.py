@@ -12,7 +12,7 @@ import importlib
 import math
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from socket import socket as Socket  # noqa: N812 - a class
@@ -129,7 +129,26 @@ def samples(context: Observed, root: Path = Path("/")) -> list[Sample]:
     found += _of_devices(root)
     for histogram in trace.histograms(context):
         found += _of_transfers(histogram)
+    for reference in list(_sources.get(context, ())):
+        source = reference()
+        found += [] if source is None else source()
     return found
+
+
+Source = Callable[[], Sequence[Sample]]
+_sources: weakref.WeakKeyDictionary[Observed, list[weakref.WeakMethod[Source]]]
+_sources = weakref.WeakKeyDictionary()
+
+
+def _add(context: Observed, source: Source) -> None:
+    """Include what source() returns while its object lives; a method of parts above a context."""
+    _sources.setdefault(context, []).append(weakref.WeakMethod(source))
+
+
+def _remove(context: Observed, source: Source) -> None:
+    """Include it no more; idempotent."""
+    kept = [one for one in _sources.get(context, []) if one() != source]
+    _sources[context] = kept
 
 
 def values(context: Observed) -> dict[str, float]:

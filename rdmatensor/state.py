@@ -1,8 +1,9 @@
 """What describe() returns, as types.
 
 Context.describe() and World.describe() return a ContextState, rdmatensor.distributed.describe() a
-ProcessState, and PlannedModel.describe() a rdmatensor.plan.Described. Sizes are in bytes, times in
-the unit that a key ends with.
+ProcessState, and PlannedModel.describe() a rdmatensor.plan.Described; of a parameter server, a
+worker returns a PsWorkerState and a server a PsServerState. Sizes are in bytes, times in the unit
+that a key ends with.
 """
 
 from __future__ import annotations
@@ -326,3 +327,100 @@ class ProcessState(ContextState, total=False):
     gradients: list[GradientsState]
     collectives: CollectivesState
     plan: RecordedState
+
+
+class PsPart(TypedDict):
+    """A worker of a parameter server, as one of its servers sees it.
+
+    worker: its rank; state: "parked" if it waits for a batch, "absent" before its first request;
+    is_waiting: for the end of a step, or for a batch; clock: its steps; requests: so far;
+    staged_bytes: pushed since its last step; quiet_s: since its last request.
+    """
+
+    worker: int
+    state: Literal["absent", "in", "parked", "left", "dead"]
+    is_waiting: bool
+    clock: int
+    requests: int
+    staged_bytes: int
+    quiet_s: float
+
+
+class PsTableState(TypedDict):
+    """A table of a parameter server.
+
+    dim: floats of a row; rows: on all servers; rule: its kind and numbers.
+    """
+
+    dim: int
+    rows: int
+    rule: dict[str, object]
+
+
+class _PsServerState(TypedDict):
+    job: str
+    server: int
+    pid: int
+    mode: str
+    requests: int
+    replays: int
+    refused: int
+    queued: int
+    pushed_rows: int
+    pulled_rows: int
+    applied_rows: int
+    ticks: int
+    rounds: int
+    rows_bytes: int
+    state_bytes: int
+    staged_bytes: int
+    apply_s: float
+    workers_in: int
+    workers_dead: int
+    staleness: list[int]
+    workers: list[PsPart]
+    held_by: list[int]
+    tables: dict[str, PsTableState]
+    kv: dict[str, int]
+    checkpoint: dict[str, object] | None
+    restored_bytes: int
+    counters: dict[str, float]
+
+
+class PsServerState(_PsServerState, total=False):
+    """The live state of a server.
+
+    job: its name; server: its number; pid: of its process; mode: of the clocks. requests: that have
+    come; replays: of these, carried out before; refused: answered with an error; queued: not begun;
+    pushed_rows, pulled_rows: by requests; applied_rows: changed by a rule; ticks: ends of steps;
+    rounds: steps of all workers in "sync"; rows_bytes, state_bytes: of values and of their rules'
+    state; staged_bytes: pushed and not applied; apply_s: time spent in applying; workers_in,
+    workers_dead: how many. staleness: at i, ends of steps between two of which i of other workers
+    were applied; the last counts all larger ones. workers: each; held_by: those that others wait
+    for. tables: by name. kv: how many named tensors, and their bytes.
+    checkpoint: the last one, or None; restored_bytes: read from one. counters: as Counters. Of a
+    cluster also role, rank, context.
+    """
+
+    role: str
+    rank: int
+    context: ContextState
+
+
+class _PsWorkerState(TypedDict):
+    clock: int
+    mapped: list[bool]
+    tables: list[str]
+    servers: list[PsServerState]
+
+
+class PsWorkerState(_PsWorkerState, total=False):
+    """The live state of a worker.
+
+    clock: its steps; mapped: for each server, whether its rows are read in mapped memory; tables:
+    their names; servers: each. Of a cluster also role, rank, context.
+    """
+
+    role: str
+    rank: int
+    context: ContextState

@@ -325,9 +325,33 @@ struct rdt_ps_server_counters {
     uint32_t workers_dead;
     /* Ticks of other workers that were applied between two of a worker; the last: all larger. */
     uint64_t staleness[RDT_PS_STALENESS_BUCKETS];
+    uint64_t queued; /* requests that have arrived and are not begun */
 };
 /* The caller sets out->struct_size. Any thread. */
 RDT_API void rdt_ps_server_counters(rdt_ps_server *server, struct rdt_ps_server_counters *out);
+
+enum {
+    RDT_PS_PART_ABSENT = 0, /* nothing has come from it */
+    RDT_PS_PART_IN,
+    RDT_PS_PART_PARKED, /* waits for a lease: it holds no other */
+    RDT_PS_PART_LEFT,
+    RDT_PS_PART_DEAD
+};
+/* A worker, as a server sees it. */
+struct rdt_ps_part {
+    uint32_t struct_size;
+    uint32_t part;       /* RDT_PS_PART_* */
+    uint32_t is_waiting; /* for the answer to a tick or a lease */
+    uint32_t reserved;
+    uint64_t clock; /* ticks so far */
+    uint64_t requests;
+    uint64_t staged_bytes; /* pushed since its last tick */
+    uint64_t quiet_ns;     /* since its last request */
+};
+/* The caller sets out->struct_size. Any thread. RDT_EINVAL: no such worker. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_part(rdt_ps_server *server, uint32_t worker,
+                                                    struct rdt_ps_part *out,
+                                                    struct rdt_error *err);
 /* Ends the server's thread and frees the rows. NULL is legal. */
 RDT_API void rdt_ps_server_destroy(rdt_ps_server *server);
 

@@ -90,6 +90,17 @@ def _gauges() -> str:
     return table(["metric", "meaning"], rows)
 
 
+def _ps_metrics() -> str:
+    from rdmatensor.ps import report
+
+    rows = [[f"`{one.full_name}`", one.meaning] for one in report.samples_from(_nothing(report))]
+    return table(["metric", "meaning"], rows)
+
+
+def _nothing(report: ModuleType) -> dict[str, object]:
+    return {**dict.fromkeys(report.KINDS, 0), "staleness": [0]}
+
+
 class _Zero(dict[str, int]):
     """A description in which every number is zero."""
 
@@ -216,6 +227,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "settings": _settings,
     "metrics": _metrics,
     "gauges": _gauges,
+    "ps-metrics": _ps_metrics,
     "exceptions": _exceptions,
     "c-header": _header,
     "command": _command,

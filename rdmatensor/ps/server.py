@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
-from rdmatensor import errors
+from rdmatensor import errors, metrics
 from rdmatensor._native.closable import Closable
 from rdmatensor._native.ffi import (
     OK,
@@ -23,18 +21,22 @@ from rdmatensor._native.ffi import (
     lib,
     new_error,
 )
+from rdmatensor._observe.reports import Report
 from rdmatensor.context import Context
 from rdmatensor.endpoint import Endpoint
 from rdmatensor.memory import RemoteRegion
+from rdmatensor.metrics import Sample
+from rdmatensor.ps import report
 from rdmatensor.ps.board import Board
 from rdmatensor.ps.calls import parse_call
-from rdmatensor.ps.modes import codes_of, name_of
+from rdmatensor.ps.modes import codes_of
 from rdmatensor.ps.part import Contents
 from rdmatensor.ps.restorer import Restorer, read
 from rdmatensor.ps.rules import Rule
 from rdmatensor.ps.saver import Saver, restored_note
 from rdmatensor.ps.spec import Shape, TableSpec
 from rdmatensor.ps.values import HEAD_BYTES, Values
+from rdmatensor.state import PsServerState
 
 _TEXT_BYTES = 600
 
@@ -79,6 +81,7 @@ class Server(Closable):
         self._refused: set[str] = set()
         self._endpoints: list[Endpoint] = []
         self._lock, self._is_closing = threading.RLock(), False
+        self._reading = threading.Lock()  # apart from _lock, which serve() holds while it waits
         self._buffer = ffi.new("uint8_t[]", shape.slot_bytes)
         self._kv = Values(context, shape.slot_bytes - HEAD_BYTES)
         self._restorer.values(self._kv)
@@ -92,9 +95,11 @@ class Server(Closable):
             "table state": lambda request, _: self._state_of(str(request["name"])),
             "parameters": self._name_parameters,
             **self._saver.calls(),
-            "describe": lambda *_: self.describe(),
+            "describe": lambda *_: dict(self.describe()),
             "kv": self._kv.carry_out,
         }
+        metrics._add(context, self._samples)
+        self._report = Report("ps", self.describe)
 
     def inboxes(self) -> list[RemoteRegion]:
         """Return where each worker writes its requests."""
@@ -140,7 +145,9 @@ class Server(Closable):
     def close(self) -> None:
         """End serve() of another thread, then release the server; idempotent."""
         self._is_closing = True
-        with self._lock:
+        metrics._remove(self._context, self._samples)
+        self._report.close()
+        with self._lock, self._reading:
             if self._is_open():
                 self._saver.close()
                 self._restorer.close()
@@ -336,34 +343,30 @@ class Server(Closable):
         check(lib.rdt_ps_server_record_bytes(ptr, number, size, err), "save", err)
         return int(size[0]) // 4 - 2 - spec.dim
 
-    def describe(self) -> dict[str, object]:
-        """Return the counters, and the tables by name.
+    def describe(self) -> PsServerState:
+        """Return the counters, the tables by name, and each worker as this server sees it.
 
-        "staleness"[i] counts ticks of a worker between which i ticks of others were applied; the
-        last entry counts all larger ones.
+        Returns:
+            The state, whose keys are those of the type.
+
+        Raises:
+            ClosedError: The server was closed.
+
+        Example:
+            >>> server.describe()["mode"]
+            'sync'
         """
-        struct = ffi.new("struct rdt_ps_server_counters *")
-        struct.struct_size = ffi.sizeof("struct rdt_ps_server_counters")
-        lib.rdt_ps_server_counters(self._handle.get("describe"), struct)
-        names = [name for name, _ in ffi.typeof(struct[0]).fields]
-        state = {
-            name: getattr(struct, name) for name in names if name not in ("struct_size", "tables")
-        }
-        state["staleness"] = list(struct.staleness)
-        state["apply_s"] = state.pop("apply_ns") / 1e9
-        tables = {name: self._state_of(name) for name in self._tables}
-        counters = asdict(self._context.counters())
-        fixed = {
-            "counters": counters,
-            "mode": name_of(self.shape.mode),
-            "server": self.index,
-            "pid": os.getpid(),
-        }
-        checkpoints = {
-            "checkpoint": self._saver.describe(),
-            "restored_bytes": self._restorer.read_bytes,
-        }
-        return {**state, **fixed, **checkpoints, "tables": tables, "kv": self._kv.describe()}
+        with self._reading:
+            ptr = self._handle.get("describe")
+            tables = {name: self._state_of(name) for name in list(self._tables)}
+            state = report.state_of(ptr, self._context, self.shape, self.index, tables)
+            state["checkpoint"] = self._saver.describe()
+            state["restored_bytes"] = self._restorer.read_bytes
+        return {**state, "kv": self._kv.describe()}
+
+    def _samples(self) -> list[Sample]:
+        with self._reading:
+            return report.samples_of(self._handle.get("metrics"), self.index)
 
     def _state_of(self, name: str) -> dict[str, object]:
         """Return what a table is, and how full one of keys, or one with a file, is here."""

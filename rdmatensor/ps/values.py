@@ -102,7 +102,7 @@ class Values:
         """Return how many names there are, and their bytes."""
         return {
             "names": len(self._values),
-            "bytes": sum(one.bytes.nbytes for one in self._values.values()),
+            "bytes": sum(one.bytes.nbytes for one in list(self._values.values())),
         }
 
     def copies(self) -> dict[str, tuple[int, str, list[int], bytes]]:

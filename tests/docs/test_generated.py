@@ -13,6 +13,7 @@ import pytest
 import rdmatensor
 from rdmatensor import errors, metrics
 from rdmatensor._config import variables
+from rdmatensor.ps import report
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADERS = [f"csrc/include/{name}.h" for name in ("rdmatensor", "rdmatensor_ext", "rdmatensor_ps")]
@@ -44,6 +45,8 @@ def test_every_metric_is_on_its_page() -> None:
     text = page("reference/metrics.md")
     for name in metrics._MEANINGS:
         assert f"rdmatensor_{metrics._in_seconds(name)}_total`" in text, name
+    for name in report.KINDS:
+        assert f"`rdmatensor_ps_{name.removesuffix('_s')}" in text, name
 
 
 def test_every_exception_has_its_code() -> None:

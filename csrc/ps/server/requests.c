@@ -3,6 +3,7 @@
  * once, and then checked. */
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "ps/server/server_impl.h"
 #include "wire/bytes.h"
@@ -343,6 +344,7 @@ rdti_ps_request_handle(rdt_ps_server *server, uint32_t worker, uint32_t slot)
         return;
     }
     server->counters.requests++;
+    one.client->heard_ns = rdti_now_ns();
     one.client->slots[slot].sequence = one.head.sequence;
     if (!requests_is_new(&one))
         return;

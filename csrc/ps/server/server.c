@@ -430,30 +430,3 @@ rdt_ps_server_set_epoch(rdt_ps_server *server, uint32_t id, uint32_t epoch, stru
     (void)pthread_mutex_unlock(&server->lock);
     return status;
 }
-
-void
-rdt_ps_server_counters(rdt_ps_server *server, struct rdt_ps_server_counters *out)
-{
-    const uint32_t size =
-        out->struct_size < sizeof(*out) ? out->struct_size : (uint32_t)sizeof(*out);
-
-    (void)pthread_mutex_lock(&server->lock);
-    server->counters.workers_in = 0;
-    for (uint32_t worker = 0; worker < server->opts.workers; worker++)
-        if (server->clocks.of[worker].state == RDTI_PS_IN)
-            server->counters.workers_in++;
-    server->counters.rows_bytes = 0;
-    server->counters.state_bytes = 0;
-    for (uint32_t i = 0; i < server->counters.tables; i++) {
-        server->counters.rows_bytes += rdti_ps_table_values_bytes(server->tables[i]);
-        server->counters.state_bytes += rdti_ps_table_state_bytes(server->tables[i]);
-    }
-    for (uint32_t i = 0; i < server->dense_count; i++) {
-        server->counters.rows_bytes += rdt_region_len_bytes(server->dense[i]->values_region);
-        server->counters.state_bytes += rdt_region_len_bytes(server->dense[i]->state_region);
-    }
-    memcpy(server->counters.staleness, server->clocks.stale, sizeof(server->clocks.stale));
-    server->counters.struct_size = out->struct_size;
-    memcpy(out, &server->counters, size);
-    (void)pthread_mutex_unlock(&server->lock);
-}

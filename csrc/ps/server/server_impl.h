@@ -61,6 +61,7 @@ struct rdti_ps_client {
     uint64_t leased;      /* that is being given */
     bool is_lease_due;
     uint64_t sequence; /* of the last request */
+    uint64_t heard_ns; /* when it came; 0: none has */
     struct rdti_ps_stage stage;
     struct rdt_error end; /* why it is over */
 };
