@@ -350,8 +350,7 @@ struct rdt_ps_part {
 };
 /* The caller sets out->struct_size. Any thread. RDT_EINVAL: no such worker. */
 RDT_API RDT_NODISCARD rdt_status rdt_ps_server_part(rdt_ps_server *server, uint32_t worker,
-                                                    struct rdt_ps_part *out,
-                                                    struct rdt_error *err);
+                                                    struct rdt_ps_part *out, struct rdt_error *err);
 /* Ends the server's thread and frees the rows. NULL is legal. */
 RDT_API void rdt_ps_server_destroy(rdt_ps_server *server);
 

@@ -52,15 +52,15 @@ class Cluster:
             endpoints = [world.endpoint(peer) for peer in peers]
             if self.role == "worker":
                 self.worker = Worker(world.context, shape, world.rank, self._board)
-                self._publish(self.worker.outboxes())
+                self._publish(self.worker._outboxes())
                 for index, (peer, endpoint) in enumerate(zip(peers, endpoints, strict=True)):
-                    self.worker.attach(index, endpoint, self._regions_of(peer)[world.rank])
+                    self.worker._attach(index, endpoint, self._regions_of(peer)[world.rank])
             else:
                 index = world.rank - shape.workers
                 self.server = self._make_server(index)
-                self._publish(self.server.inboxes())
+                self._publish(self.server._inboxes())
                 for peer, endpoint in zip(peers, endpoints, strict=True):
-                    self.server.attach(peer, endpoint, self._regions_of(peer)[index])
+                    self.server._attach(peer, endpoint, self._regions_of(peer)[index])
         except BaseException:
             self.close()
             raise
@@ -103,13 +103,28 @@ class Cluster:
         return [RemoteRegion.decode(bytes.fromhex(one)) for one in value["regions"]]
 
     def describe(self) -> dict[str, object]:
-        """Return the state of the worker or server, and of its context under "context"."""
+        """Return the state of the worker or server, and of its context under "context".
+
+        Returns:
+            The keys of PsWorkerState or PsServerState, with role, rank and context.
+
+        Raises:
+            ClosedError: It was closed.
+
+        Example:
+            >>> cluster.describe()["role"]
+            'worker'
+        """
         one = self.worker if self.worker is not None else self.server
-        state = {} if one is None else one.describe()
+        state: dict[str, object] = {} if one is None else {**one.describe()}
         return {**state, "role": self.role, "rank": self.rank, "context": self._world.describe()}
 
     def close(self) -> None:
-        """Close the worker or server, then the world; idempotent."""
+        """Close the worker or server, then the world; idempotent.
+
+        Example:
+            >>> cluster.close()
+        """
         for one in (self.worker, self.server):
             if one is not None:
                 one.close()
@@ -168,6 +183,12 @@ def join(
         InvalidArgumentError: An argument is wrong.
         MismatchError: The ranks' arguments differ.
         TransferTimeoutError: A rank is missing.
+
+    Example:
+        >>> cluster = join(FileStore(folder), 0, 2, servers=1)
+        >>> cluster.worker
+        <Worker 0 of 1>
+        >>> cluster.close()
     """
     shape = _shape(size, servers, mode, on_worker_death, slots, slot_bytes, restore)
     world = join_world(store, rank, size, job=job, context=context, timeout_s=timeout_s)

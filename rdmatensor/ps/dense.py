@@ -171,6 +171,12 @@ class Dense:
         Raises:
             ClosedError: release() was called.
             PeerError: A server died.
+
+        Example:
+            >>> model(torch.ones(1, 2)).sum().backward()
+            >>> dense.push()
+            >>> w.clock()
+            1
         """
         if not self._hooks:
             raise ClosedError("RDT_ECLOSED", "push", f"{self!r} was released or closed")
@@ -195,6 +201,11 @@ class Dense:
         Raises:
             TransferTimeoutError: Another worker did not end its step in time.
             PeerError: A server, or a worker without which the job ends, died.
+
+        Example:
+            >>> model(torch.ones(1, 2)).sum().backward()
+            >>> dense.step()
+            1
         """
         self.push()
         steps = self._tick(lr_scale)
@@ -202,7 +213,14 @@ class Dense:
         return steps
 
     def zero(self) -> None:
-        """Set the gradients to zero for the next step; after Worker.clock()."""
+        """Set the gradients to zero for the next step; after Worker.clock().
+
+        Example:
+            >>> dense.push()
+            >>> w.clock()
+            1
+            >>> dense.zero()
+        """
         self._gradients.zero_()
         self._reset()
 
@@ -210,6 +228,11 @@ class Dense:
         """Give the parameters memory of their own, with their values and no gradients; idempotent.
 
         The model then outlives the worker; the servers keep their values.
+
+        Example:
+            >>> dense.release()
+            >>> model.weight.grad is None
+            True
         """
         self._restore([(one.data.clone(), None) for one in self._params])
         self._own = []

@@ -54,12 +54,31 @@ class Embedding(torch.nn.Module):
         self._anchor = torch.zeros((), requires_grad=True)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of ids; see the class."""
+        """Return the rows of ids; see the class.
+
+        Args:
+            ids: Integers of any shape.
+
+        Returns:
+            Rows of shape (*ids.shape, dim).
+
+        Example:
+            >>> Embedding(table)(torch.tensor([[3, 4]])).shape
+            torch.Size([1, 2, 2])
+        """
         rows = _Rows.apply(self.table, ids, self._anchor)  # type: ignore[no-untyped-call]
         return cast("torch.Tensor", rows)
 
     def extra_repr(self) -> str:
-        """Describe the table."""
+        """Describe the table.
+
+        Returns:
+            Its name, rows and dim.
+
+        Example:
+            >>> Embedding(table)
+            Embedding('t', 10, 2)
+        """
         return f"{self.table.name!r}, {self.table.rows}, {self.table.dim}"
 
 
@@ -81,7 +100,19 @@ class EmbeddingBag(Embedding):
         self.mode = mode
 
     def forward(self, ids: torch.Tensor, offsets: torch.Tensor | None = None) -> torch.Tensor:
-        """Return a row for each bag; see the class."""
+        """Return a row for each bag; see the class.
+
+        Args:
+            ids: Integers of shape (bags, n), or (n,) with offsets.
+            offsets: The index of each bag's first id, or None.
+
+        Returns:
+            Rows of shape (bags, dim).
+
+        Example:
+            >>> EmbeddingBag(table, "sum")(torch.tensor([1, 2, 3]), torch.tensor([0, 2])).shape
+            torch.Size([2, 2])
+        """
         if ids.dim() == 2 and offsets is None:
             offsets = torch.arange(0, ids.numel(), max(1, ids.shape[1]))
             if ids.shape[1] == 0:

@@ -101,7 +101,7 @@ class Server(Closable):
         metrics._add(context, self._samples)
         self._report = Report("ps", self.describe)
 
-    def inboxes(self) -> list[RemoteRegion]:
+    def _inboxes(self) -> list[RemoteRegion]:
         """Return where each worker writes its requests."""
         found = []
         for worker in range(self.shape.workers):
@@ -111,7 +111,7 @@ class Server(Closable):
             found.append(RemoteRegion._of_struct(struct))
         return found
 
-    def attach(self, worker: int, endpoint: Endpoint, outbox: RemoteRegion) -> None:
+    def _attach(self, worker: int, endpoint: Endpoint, outbox: RemoteRegion) -> None:
         """Connect a worker; outbox is where its answers go."""
         err = new_error()
         status = lib.rdt_ps_server_attach(
@@ -125,6 +125,10 @@ class Server(Closable):
 
         Raises:
             PeerError: A worker died, and the cluster does not go on without it.
+
+        Example:
+            >>> w.leave()
+            >>> server.serve()
         """
         call, err = ffi.new("struct rdt_ps_call *"), new_error()
         while True:
@@ -143,7 +147,11 @@ class Server(Closable):
                 fail(status, "serve", err)
 
     def close(self) -> None:
-        """End serve() of another thread, then release the server; idempotent."""
+        """End serve() of another thread, then release the server; idempotent.
+
+        Example:
+            >>> server.close()
+        """
         self._is_closing = True
         metrics._remove(self._context, self._samples)
         self._report.close()

@@ -54,6 +54,10 @@ class Table:
         Raises:
             InvalidArgumentError: Ids out of range or of a wrong dtype, or a wrong out.
             PeerError: A server died.
+
+        Example:
+            >>> table.pull([3, 4]).shape
+            torch.Size([2, 2])
         """
         return self._pull(self._ids(ids, "pull"), out, ffi.NULL)
 
@@ -154,6 +158,11 @@ class Table:
             InvalidArgumentError: Ids out of range or of a wrong dtype, or rows of another shape or
                 dtype; nothing was sent.
             PeerError: A server died.
+
+        Example:
+            >>> table.push([3, 4], torch.ones(2, 2))
+            >>> w.clock()
+            1
         """
         wanted = self._ids(ids, "push")
         shape = (*wanted.shape, self.dim)
@@ -189,6 +198,11 @@ class Table:
         Raises:
             InvalidArgumentError: As pull().
             ClosedError: The worker has left or was closed.
+
+        Example:
+            >>> coming = table.prefetch([3, 4])
+            >>> coming.result().shape
+            torch.Size([2, 2])
         """
         wanted = self._ids(ids, "prefetch")
         if self._is_closed:
@@ -198,7 +212,11 @@ class Table:
         return self._prefetcher.submit(self.pull, wanted)
 
     def close(self) -> None:
-        """End the thread of prefetch(); the worker calls this."""
+        """End the thread of prefetch(); the worker calls this.
+
+        Example:
+            >>> table.close()
+        """
         self._is_closed = True
         if self._prefetcher is not None:
             self._prefetcher.shutdown(wait=False, cancel_futures=True)

@@ -40,6 +40,7 @@ from rdmatensor.ps.rules import Init, Rule, zeros
 from rdmatensor.ps.saving import Saving, save
 from rdmatensor.ps.spec import Keys, Shape, TableSpec, table_spec
 from rdmatensor.ps.table import Table
+from rdmatensor.state import PsServerState, PsWorkerState
 
 Call = Callable[[CData, int, CData], int]
 _RESTORE_POLL_S = 0.01
@@ -82,7 +83,7 @@ class Worker(Closable):
 
     # ---- set-up --------------------------------------------------------------------------------
 
-    def outboxes(self) -> list[RemoteRegion]:
+    def _outboxes(self) -> list[RemoteRegion]:
         """Return where each server writes its answers."""
         found = []
         for server in range(self.servers):
@@ -92,7 +93,7 @@ class Worker(Closable):
             found.append(RemoteRegion._of_struct(struct))
         return found
 
-    def attach(self, server: int, endpoint: Endpoint, inbox: RemoteRegion) -> None:
+    def _attach(self, server: int, endpoint: Endpoint, inbox: RemoteRegion) -> None:
         """Connect to a server; inbox is where requests go."""
         endpoint.wait_ready()
         err = new_error()
@@ -154,7 +155,11 @@ class Worker(Closable):
         return status
 
     def close(self) -> None:
-        """End prefetches and operations of other threads, then release the worker; idempotent."""
+        """End prefetches and operations of other threads, then release the worker; idempotent.
+
+        Example:
+            >>> w.close()
+        """
         self._is_closing = True
         for model in self._models.values():
             model._unhook()
@@ -209,6 +214,10 @@ class Worker(Closable):
 
         After a timeout or Ctrl-C only leave() and close() are possible: the servers may have
         applied the step.
+
+        Example:
+            >>> w.clock(), w.clock(lr_scale=0.5)
+            (1, 2)
         """
 
         def begin(ptr: CData, timeout_ns: int, err: CData) -> int:
@@ -261,6 +270,9 @@ class Worker(Closable):
 
         Raises:
             PeerError: A server died.
+
+        Example:
+            >>> w.leave()
         """
         if self._has_left:
             return
@@ -308,6 +320,10 @@ class Worker(Closable):
             InvalidArgumentError: An argument is wrong.
             MismatchError: Another worker, or an earlier call, described the table differently.
             OutOfMemoryError: A server has no room; the message has the line that lifts the limit.
+
+        Example:
+            >>> w.table("user", 16, rows=944, rule=Adagrad(lr=0.1), init=uniform(-0.1, 0.1))
+            <Table 'user' of 944 rows of 16>
         """
         first = zeros() if init is None else init
         spec = table_spec(name, dim, rows, rule, first, seed, keys, spill, memory)
@@ -371,6 +387,10 @@ class Worker(Closable):
             InvalidArgumentError: An argument is wrong.
             MismatchError: Another worker's model or rule differs.
             OutOfMemoryError: This process or a server has no room.
+
+        Example:
+            >>> w.dense(torch.nn.Linear(3, 2), SGD(0.1), name="another")
+            <Dense of 8 parameters in 1 pieces>
         """
         if not isinstance(rule, Rule):
             raise invalid("dense", f"rule={rule!r} is a {type(rule).__name__}, not a ps rule")
@@ -417,6 +437,12 @@ class Worker(Closable):
         Raises:
             InvalidArgumentError: An argument is wrong.
             MismatchError: Another worker gave another number of chunks.
+
+        Example:
+            >>> for chunk in w.queue("work", 2):
+            ...     print(chunk, w.clock())
+            0 1
+            1 2
         """
         if not isinstance(name, str) or not name or len(name) > 200:
             raise invalid("queue", f"name={name!r} is not a text of 1 to 200 characters")
@@ -453,18 +479,37 @@ class Worker(Closable):
             InvalidArgumentError: An argument is wrong, or clock() was not called since the last
                 batch.
             PeerError: A server, or a worker without which the job ends, died.
+
+        Example:
+            >>> for x, y in w.batches((torch.arange(4), torch.ones(4)), batch_size=3, seed=None):
+            ...     print(x.tolist(), w.clock())
+            [0, 1, 2] 1
+            [3] 2
         """
         return batches(self.queue, data, batch_size, epochs, seed, name)
 
-    def describe(self) -> dict[str, object]:
-        """Return the clock, which servers' rows are mapped, the tables, and the servers' state."""
+    def describe(self) -> PsWorkerState:
+        """Return the clock, which servers' rows are mapped, the tables, and the servers' state.
+
+        Returns:
+            The state, whose keys are those of the type.
+
+        Raises:
+            ClosedError: The worker was closed.
+            PeerError: A server died.
+
+        Example:
+            >>> w.describe()["clock"]
+            0
+        """
         ptr = self._handle.get("describe")
         mapped = partial(lib.rdt_ps_worker_is_mapped, ptr)
+        servers = [self._call(one, {"call": "describe"}) for one in range(self.servers)]
         return {
             "clock": int(lib.rdt_ps_worker_clock(ptr)),
             "mapped": [bool(mapped(server)) for server in range(self.servers)],
             "tables": sorted(self._tables),
-            "servers": [self._call(one, {"call": "describe"}) for one in range(self.servers)],
+            "servers": [cast("PsServerState", one) for one in servers],
         }
 
     def __repr__(self) -> str:
