@@ -46,12 +46,13 @@ class Jobs:
 
     def serve(self, name: str) -> None:
         self.join(name, 1)
-        with contextlib.suppress(errors.ClosedError):
+        with contextlib.suppress(errors.ClosedError, errors.PeerError):  # of a closed worker
             self.server(name).serve()
 
-    def start(self, play: Callable[..., None], *arguments: object) -> None:
+    def start(self, play: Callable[..., None], *arguments: object) -> threading.Thread:
         self._threads.append(threading.Thread(target=play, args=arguments))
         self._threads[-1].start()
+        return self._threads[-1]
 
     def cluster(self, name: str) -> ps.Cluster:
         return self._made[f"{name} 0"]
@@ -86,9 +87,10 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
     with ExitStack() as stack:
         made = Jobs(tmp_path, stack)
         made.start(made.serve, "own")
-        made.start(made.join, "pair", 1)
+        other = made.start(made.join, "pair", 1)
         made.join("own", 0)
         made.join("pair", 0)
+        other.join(30)
         w, model = made.worker("own"), torch.nn.Linear(2, 1)
         yield {
             **{name: getattr(ps, name) for name in ps.__all__},
@@ -106,6 +108,15 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
         made.close()
 
 
+def _put(kv: ps.KV, name: str) -> None:
+    """Make what the examples before it have made."""
+    if not name.endswith(".put"):
+        kv.put("mean", torch.zeros(3))
+    if not name.endswith((".put", ".add")):
+        kv.add("mean", torch.ones(3))
+        kv.put("best", torch.zeros(3))
+
+
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
 def test_examples_run(
     name: str, names: dict[str, object], capsys: pytest.CaptureFixture[str]
@@ -116,6 +127,8 @@ def test_examples_run(
         names["w"] = jobs.worker("pair")
     elif name.endswith(".join"):
         jobs.start(jobs.serve, "folder")
+    elif ".KV." in name:
+        _put(jobs.worker("own").kv, name)
     EXAMPLES[name].globs |= names
     with capsys.disabled():
         result = doctest.DocTestRunner(optionflags=FLAGS).run(EXAMPLES[name])
