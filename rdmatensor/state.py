@@ -346,15 +346,39 @@ class PsPart(TypedDict):
     quiet_s: float
 
 
-class PsTableState(TypedDict):
-    """A table of a parameter server.
-
-    dim: floats of a row; rows: on all servers; rule: its kind and numbers.
-    """
-
+class _PsTableState(TypedDict):
     dim: int
     rows: int
     rule: dict[str, object]
+
+
+class PsTableState(_PsTableState, total=False):
+    """A table of a parameter server.
+
+    dim: floats of a row; rows: on all servers; rule: its kind and numbers. Of a table with 64-bit
+    keys or a file, on this server: rows: keys that have one; capacity, load: for how many there is
+    room, and the part of it that is used; filtered: keys that were pushed and have no row yet;
+    hits, misses: pulls of rows that were there, and that were not; admissions, evictions,
+    expirations, forgotten: so far; epoch: of pushes; memory_bytes, index_bytes, file_bytes: of
+    rows, keys and the file; file_reads, file_writes: so far; keys: their kind.
+    """
+
+    keys: str
+    load: float
+    epoch: int
+    filtered: int
+    capacity: int
+    hits: int
+    misses: int
+    admissions: int
+    evictions: int
+    expirations: int
+    forgotten: int
+    memory_bytes: int
+    index_bytes: int
+    file_bytes: int
+    file_reads: int
+    file_writes: int
 
 
 class _PsServerState(TypedDict):

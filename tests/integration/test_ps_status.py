@@ -75,6 +75,7 @@ def test_a_server_reports_what_its_type_says(tmp_path: Path) -> None:
 
     def main(w: ps.Worker) -> None:
         w.table("t", 2, rows=10, rule=ps.Add()).push([1], torch.ones(1, 2))
+        w.table("k", 2, keys="int64", rule=ps.Add())
         w.clock()
         states.append(w.describe())
 
@@ -84,7 +85,8 @@ def test_a_server_reports_what_its_type_says(tmp_path: Path) -> None:
     for one in states[0]["servers"]:
         assert set(one) == set(get_type_hints(state.PsServerState)) - of_cluster
         assert set(one["workers"][0]) == set(get_type_hints(state.PsPart))
-        assert set(one["tables"]["t"]) == set(get_type_hints(state.PsTableState))
+        assert set(one["tables"]["t"]) == set(state.PsTableState.__required_keys__)
+        assert set(one["tables"]["k"]) == set(get_type_hints(state.PsTableState))
         assert one["queued"] == 0
 
 
