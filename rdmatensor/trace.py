@@ -50,8 +50,9 @@ class Event:
 
     Attributes:
         sequence: From 1, in the order in which transfers began.
-        name: "write", "read", "slot", "send", "receive", "all_reduce".
-        peer: Its rank; None for a collective, or a message from any source.
+        name: "write", "read", "slot", "send", "receive", "all_reduce", "ps pull".
+        peer: Its rank; None for a collective, a message from any source, or an operation of a
+            parameter server.
         len_bytes: Payload.
         start_ns: When it began.
         end_ns: When it ended; None while it is in flight.
@@ -224,9 +225,7 @@ def chrome_events(found: list[Event], base_ns: int, now_ns: int) -> list[dict[st
     numbers: dict[tuple[str, int], int] = {}
     drawn: list[dict[str, object]] = []
     for event in found:
-        title = "rdmatensor " + (
-            "collectives" if event.peer is None else f"to and from rank {event.peer}"
-        )
+        title = f"rdmatensor {_title(event)}"
         end_ns = now_ns if event.end_ns is None else event.end_ns
         place = (title, _free_row(rows.setdefault(title, []), event.start_ns, end_ns))
         drawn.append(
@@ -247,6 +246,12 @@ def chrome_events(found: list[Event], base_ns: int, now_ns: int) -> list[dict[st
             }
         )
     return [*_row_names(numbers, pid), *drawn]
+
+
+def _title(event: Event) -> str:
+    if event.name.startswith("ps "):
+        return "parameter server"
+    return "collectives" if event.peer is None else f"to and from rank {event.peer}"
 
 
 def _free_row(rows: list[tuple[int, int]], start_ns: int, end_ns: int) -> int:

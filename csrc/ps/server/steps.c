@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "ps/server/dense.h"
 #include "ps/server/server_impl.h"
+#include "rdmatensor_ext.h"
 
 /* The pushes that are applied together: of all members, or of one worker. */
 struct steps_pushes {
@@ -189,11 +190,32 @@ steps_count_workers(struct steps_pushes *pushes)
     }
 }
 
+/* The application's entry in the trace; NULL without memory. */
+static rdt_transfer *
+steps_trace(rdt_ps_server *server)
+{
+    rdt_transfer *span;
+
+    if (rdt_transfer_create(server->ctx, &span, NULL) != RDT_OK)
+        return NULL;
+    rdt_transfer_trace(span, "ps apply", RDT_RANK_UNKNOWN, server->counters.staged_bytes);
+    return span;
+}
+
+static void
+steps_trace_end(rdt_transfer *span, rdt_status status, const struct rdt_error *err)
+{
+    if (span != NULL)
+        rdt_transfer_finish(span, status, err);
+    rdt_transfer_free(span);
+}
+
 static void
 steps_apply(struct steps_pushes *pushes)
 {
     rdt_ps_server *server = pushes->server;
     const uint64_t start_ns = rdti_now_ns();
+    rdt_transfer *span = steps_trace(server);
     struct rdt_error err;
     rdt_status status = RDT_OK;
 
@@ -224,6 +246,7 @@ steps_apply(struct steps_pushes *pushes)
         rdti_ps_clocks_applied(&server->clocks, worker);
     }
     server->counters.apply_ns += rdti_now_ns() - start_ns;
+    steps_trace_end(span, status, &err);
     if (status != RDT_OK)
         rdti_ps_server_fail(server, &err);
 }

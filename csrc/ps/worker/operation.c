@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "ps/worker/worker_impl.h"
+#include "rdmatensor_ext.h"
 #include "wire/bytes.h"
 
 #include <string.h>
@@ -285,7 +286,7 @@ operation_end(struct rdt_ps_worker *worker, struct rdt_error *err)
     const bool is_tick = op->purpose == RDTI_PS_FOR_TICK;
 
     worker->has_left = worker->has_left || op->purpose == RDTI_PS_FOR_LEAVE;
-    op->purpose = RDTI_PS_FREE;
+    rdti_ps_operation_finish(worker, (rdt_status)op->error.status);
     if (is_tick && op->error.status != RDT_OK) /* other servers may have counted it */
         (void)rdti_error_copy(&worker->failure, &op->error);
     if (is_tick) {
@@ -400,7 +401,7 @@ rdt_ps_worker_abandon(rdt_ps_worker *worker)
     if (worker->op.purpose == RDTI_PS_FREE)
         return;
     operation_give_up(worker);
-    worker->op.purpose = RDTI_PS_FREE;
+    rdti_ps_operation_finish(worker, RDT_ECANCELED);
     for (uint32_t server = 0; server < worker->opts.servers; server++) {
         struct rdti_ps_conn *conn = &worker->conns[server];
         for (uint32_t i = 0; i < worker->opts.slots; i++) {
@@ -441,8 +442,39 @@ rdti_ps_operation_poll(struct rdt_ps_worker *worker, struct rdt_error *err)
     return (rdt_status)into->status;
 }
 
+static void
+operation_trace(struct rdt_ps_worker *worker, uint64_t len_bytes)
+{
+    static const char *const names[] = {
+        [RDTI_PS_FOR_PULL] = "ps pull",   [RDTI_PS_FOR_PUSH] = "ps push",
+        [RDTI_PS_FOR_TICK] = "ps clock",  [RDTI_PS_FOR_CALL] = "ps call",
+        [RDTI_PS_FOR_LEASE] = "ps lease", [RDTI_PS_FOR_LEAVE] = "ps leave",
+    };
+
+    if (rdt_transfer_create(worker->ctx, &worker->op.span, NULL) == RDT_OK)
+        rdt_transfer_trace(worker->op.span, names[worker->op.purpose], RDT_RANK_UNKNOWN, len_bytes);
+}
+
+void
+rdti_ps_operation_finish(struct rdt_ps_worker *worker, rdt_status status)
+{
+    rdt_transfer *span = worker->op.span;
+    struct rdt_error err;
+
+    worker->op.purpose = RDTI_PS_FREE;
+    worker->op.span = NULL;
+    if (span == NULL)
+        return;
+    rdti_error_init(&err, RDT_RANK_UNKNOWN);
+    if (status != RDT_OK)
+        (void)rdti_error_set(&err, status, 0, "the operation has failed");
+    rdt_transfer_finish(span, status, &err);
+    rdt_transfer_free(span);
+}
+
 rdt_status
-rdti_ps_operation_begin(struct rdt_ps_worker *worker, uint32_t purpose, struct rdt_error *err)
+rdti_ps_operation_begin(struct rdt_ps_worker *worker, uint32_t purpose, uint64_t len_bytes,
+                        struct rdt_error *err)
 {
     if (worker->op.purpose != RDTI_PS_FREE)
         return rdti_error_set(err, RDT_EBUSY, 0, "another operation of this worker is in flight");
@@ -454,6 +486,7 @@ rdti_ps_operation_begin(struct rdt_ps_worker *worker, uint32_t purpose, struct r
             return rdti_error_set(err, RDT_EINVAL, 0, "server %u is not attached", server);
     worker->op = (struct rdti_ps_operation){.purpose = purpose};
     rdti_error_init(&worker->op.error, RDT_RANK_UNKNOWN);
+    operation_trace(worker, len_bytes);
     return RDT_OK;
 }
 
@@ -470,7 +503,7 @@ rdt_ps_worker_tick(rdt_ps_worker *worker, double lr_scale, uint64_t timeout_ns,
         worker->opts.slot_bytes)
         return rdti_error_set(err, RDT_EINVAL, 0, "%u tables do not fit a slot of %u B",
                               worker->view_count, worker->opts.slot_bytes);
-    status = rdti_ps_operation_begin(worker, RDTI_PS_FOR_TICK, err);
+    status = rdti_ps_operation_begin(worker, RDTI_PS_FOR_TICK, 0, err);
     if (status != RDT_OK)
         return status;
     worker->op.lr_scale = lr_scale;
@@ -487,7 +520,7 @@ rdt_ps_worker_call(rdt_ps_worker *worker, uint32_t server, const uint8_t *bytes,
     if (server >= worker->opts.servers || len_bytes > worker->opts.slot_bytes)
         return rdti_error_set(err, RDT_EINVAL, 0, "a call of %llu B to server %u: at most %u B",
                               (unsigned long long)len_bytes, server, worker->opts.slot_bytes);
-    status = rdti_ps_operation_begin(worker, RDTI_PS_FOR_CALL, err);
+    status = rdti_ps_operation_begin(worker, RDTI_PS_FOR_CALL, len_bytes, err);
     if (status != RDT_OK)
         return status;
     worker->op.server = server;
@@ -508,7 +541,7 @@ rdt_ps_worker_lease(rdt_ps_worker *worker, const uint32_t *ids, uint64_t *chunk_
     if (worker->has_chunk)
         return rdti_error_set(err, RDT_EINVAL, 0, "chunk %llu has not ended by a tick yet",
                               (unsigned long long)worker->chunk);
-    status = rdti_ps_operation_begin(worker, RDTI_PS_FOR_LEASE, err);
+    status = rdti_ps_operation_begin(worker, RDTI_PS_FOR_LEASE, 0, err);
     if (status != RDT_OK)
         return status;
     worker->op.chunk_out = chunk_out;
@@ -520,7 +553,7 @@ rdt_ps_worker_lease(rdt_ps_worker *worker, const uint32_t *ids, uint64_t *chunk_
 rdt_status
 rdt_ps_worker_leave(rdt_ps_worker *worker, uint64_t timeout_ns, struct rdt_error *err)
 {
-    const rdt_status status = rdti_ps_operation_begin(worker, RDTI_PS_FOR_LEAVE, err);
+    const rdt_status status = rdti_ps_operation_begin(worker, RDTI_PS_FOR_LEAVE, 0, err);
 
     return status == RDT_OK ? rdt_ps_worker_resume(worker, timeout_ns, err) : status;
 }

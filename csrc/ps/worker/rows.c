@@ -188,7 +188,9 @@ rows_begin(struct rdt_ps_worker *worker, uint32_t purpose, uint32_t table, const
         return rdti_error_set(err, RDT_EINVAL, 0, "table %u does not exist", table);
     rdt_status status = rows_check_ids(worker->views[table], ids, count, err);
     if (status == RDT_OK)
-        status = rdti_ps_operation_begin(worker, purpose, err);
+        status =
+            rdti_ps_operation_begin(worker, purpose,
+                                    count * worker->views[table]->opts.dim * sizeof(float), err);
     if (status == RDT_OK)
         worker->op.view = worker->views[table];
     return status;
@@ -198,7 +200,7 @@ rows_begin(struct rdt_ps_worker *worker, uint32_t purpose, uint32_t table, const
 static rdt_status
 rows_undo(struct rdt_ps_worker *worker, rdt_status status)
 {
-    worker->op.purpose = RDTI_PS_FREE;
+    rdti_ps_operation_finish(worker, status);
     return status;
 }
 

@@ -80,6 +80,7 @@ rdt_ps_worker_destroy(rdt_ps_worker *worker)
 {
     if (worker == NULL)
         return;
+    rdt_ps_worker_abandon(worker);
     for (uint32_t i = 0; i < worker->view_count; i++)
         worker_free_view(worker->views[i]);
     for (uint32_t server = 0; worker->conns != NULL && server < worker->opts.servers; server++) {

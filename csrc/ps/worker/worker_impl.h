@@ -81,6 +81,7 @@ struct rdti_ps_operation {
     uint64_t *len_out;
     uint64_t *chunk_out; /* RDTI_PS_FOR_LEASE */
     uint32_t *stale_out;
+    rdt_transfer *span;     /* its entry in the trace; NULL without memory */
     uint32_t next;          /* requests of a tick, call, lease or leave that were posted */
     struct rdt_error error; /* of the first answer that was one */
 };
@@ -150,9 +151,12 @@ rdt_status rdti_ps_operation_poll(struct rdt_ps_worker *worker, struct rdt_error
 rdt_status rdti_ps_operation_check(const struct rdt_ps_worker *worker, uint32_t purpose,
                                    struct rdt_error *err);
 /* RDT_EBUSY: one is in flight. */
+/* len_bytes: of its payload, for the trace. */
 rdt_status rdti_ps_operation_begin(struct rdt_ps_worker *worker, uint32_t purpose,
-                                   struct rdt_error *err);
+                                   uint64_t len_bytes, struct rdt_error *err);
 /* An answer to the operation in flight; its payload is read in place. */
+/* It is over, or given up: another one may begin. */
+void rdti_ps_operation_finish(struct rdt_ps_worker *worker, rdt_status status);
 void rdti_ps_operation_answered(struct rdt_ps_worker *worker, uint32_t server,
                                 const struct rdti_ps_worker_slot *slot, rdt_status status,
                                 const uint8_t *payload, uint32_t payload_bytes);
