@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, cast
 
 import torch
@@ -14,6 +15,7 @@ from rdmatensor._native.ffi import CData, ffi, lib
 from rdmatensor.context import Context
 from rdmatensor.errors import ClosedError, TransferTimeoutError
 from rdmatensor.ps.calls import Kind, flag, number, region
+from rdmatensor.ps.kv import KV
 from rdmatensor.ps.rules import Rule
 
 SPLIT_BYTES = 4 << 20
@@ -54,7 +56,7 @@ class Dense:
     push() if its gradients have changed since, such as by clip_grad_norm_(). Changes through
     `.data`, numpy or inference mode are not seen: make them through the gradient. Only step() and
     push() have gradients applied; step() waits for the new values, which the servers write into
-    the parameters. Frozen parameters and buffers stay as they are on each worker.
+    the parameters. Frozen parameters and buffers begin as worker 0's; each worker keeps its own.
 
     Attributes:
         floats: Number of parameters.
@@ -90,6 +92,7 @@ class Dense:
         self._number = -1
         self._hooks: list[_Removable] = []
         self._is_released = False
+        self._stepper: ThreadPoolExecutor | None = None
         self._own = [(one.data, one.grad) for one in self._params]  # until _attach() has succeeded
         self._views = list(self._adopt())
         self._members: list[list[int]] = [[] for _ in range(self.pieces)]
@@ -208,6 +211,37 @@ class Dense:
             1
         """
         self.push()
+        return self._end_step(lr_scale)
+
+    def step_async(self, lr_scale: float = 1.0) -> Future[int]:
+        """Begin to end a step as step() does; a thread waits for it.
+
+        Use the time for what does not touch the model, such as reading the next samples. Until
+        result() the parameters and gradients must not be used, and other operations of this worker
+        wait.
+
+        Args:
+            lr_scale: As for Worker.clock().
+
+        Returns:
+            The future; its result is that of step(), or its exception.
+
+        Raises:
+            ClosedError: release() was called.
+            PeerError: A server died.
+
+        Example:
+            >>> model(torch.ones(1, 2)).sum().backward()
+            >>> ending = dense.step_async()
+            >>> ending.result()
+            1
+        """
+        self.push()
+        if self._stepper is None:
+            self._stepper = ThreadPoolExecutor(1, "rdmatensor step")
+        return self._stepper.submit(self._end_step, lr_scale)
+
+    def _end_step(self, lr_scale: float) -> int:
         steps = self._tick(lr_scale)
         self.zero()
         return steps
@@ -239,6 +273,8 @@ class Dense:
 
     def _unhook(self) -> None:
         """Leave the model's backward passes alone; Worker.close() calls this."""
+        if self._stepper is not None:
+            self._stepper.shutdown(wait=False, cancel_futures=True)
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -258,18 +294,28 @@ class Dense:
             one.grad = grad
         _ignore_in_ddp(self._model, [], self._names)
 
+    def _others(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield frozen parameters and buffers, with their names in the model."""
+        adopted = {id(one) for one in self._params}
+        for name, one in (*self._model.named_parameters(), *self._model.named_buffers()):
+            if id(one) not in adopted:
+                yield name, one
+
     def _spec(self) -> list[object]:
         """Describe what the workers' models have in common."""
-        frozen = hashlib.sha256()
-        adopted = {id(one) for one in self._params}
-        state = [*self._model.named_parameters(), *self._model.named_buffers()]
-        for name, one in state:
-            if id(one) not in adopted:
-                data = one.detach().cpu().contiguous()
-                frozen.update(repr((name, data.dtype, tuple(data.shape))).encode())
-                frozen.update(data.reshape(-1).view(torch.uint8).numpy().tobytes())
-        shapes = hashlib.sha256(repr([tuple(one.shape) for one in self._params]).encode())
-        return [self.floats, shapes.hexdigest(), frozen.hexdigest()]
+        others = [(name, one.dtype, tuple(one.shape)) for name, one in self._others()]
+        shapes = [tuple(one.shape) for one in self._params]
+        digests = (hashlib.sha256(repr(one).encode()).hexdigest() for one in (shapes, others))
+        return [self.floats, *digests]
+
+    def _share(self, kv: KV, name: str, rank: int, timeout_s: float) -> None:
+        """Give all workers worker 0's frozen parameters and buffers; Worker.dense() calls this."""
+        for key, one in self._others():
+            if rank == 0:
+                kv.put(f"{name}/{key}", one.detach())
+            else:
+                with torch.no_grad():
+                    one.copy_(kv.get(f"{name}/{key}", wait=timeout_s))
 
     def _attach(
         self, ask: Ask, servers: int, rank: int, rule: Rule, name: str, timeout_s: float

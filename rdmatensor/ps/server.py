@@ -261,8 +261,8 @@ class Server(Closable):
                 "RDT_EMISMATCH",
                 "dense",
                 f"model {name!r} was made with (rule, parameters, offset, [all parameters, digest "
-                f"of their shapes, digest of frozen parameters and buffers]) {known[0]}, and "
-                f"worker {worker} has {spec}",
+                "of their shapes, of names and shapes of frozen parameters and buffers]) "
+                f"{known[0]}, and worker {worker} has {spec}",
             )
         slot, err = ffi.new("struct rdt_remote_region *"), new_error()
         params = RemoteRegion.decode(bytes.fromhex(str(request["params"])))

@@ -374,11 +374,13 @@ class Worker(Closable):
 
         Args:
             model: Parameters that require gradients are float32, on the CPU.
-                Frozen parameters and buffers are equal on all workers.
+                Frozen parameters and buffers become those of worker 0, of any dtype that
+                Worker.kv has.
             rule: Add, SGD, Adagrad, Adam(lazy=False) or AdamW; applied to all parameters.
             split_bytes: Bytes of a piece, which is written when the backward pass has filled it,
                 and is on one server.
-            name: A new one for each model.
+            name: A new one for each model. Worker.kv has a frozen parameter or buffer as
+                "NAME/its name in the model".
 
         Returns:
             The model's handle; call step() after the backward pass.
@@ -396,11 +398,12 @@ class Worker(Closable):
             raise invalid("dense", f"rule={rule!r} is a {type(rule).__name__}, not a ps rule")
         if rule.kind == "ASSIGN":
             raise invalid("dense", "Assign() would replace parameters by gradients")
-        if not isinstance(name, str) or not 0 < len(name) <= 200 or name in self._models:
-            raise invalid("dense", f"name={name!r} is not a new text of 1 to 200 characters")
+        if not isinstance(name, str) or not 0 < len(name) <= 100 or name in self._models:
+            raise invalid("dense", f"name={name!r} is not a new text of 1 to 100 characters")
         made = Dense(model, self._context, split_bytes, self._at_once, self.clock)
         try:
             made._attach(self._call, self.servers, self.rank, rule, name, self._core.timeout_s)
+            made._share(self.kv, name, self.rank, self._core.timeout_s)
         except BaseException:
             made._undo()
             self._undone.append(made)  # servers that have it may write into its array

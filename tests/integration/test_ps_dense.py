@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -264,8 +265,8 @@ def test_a_refused_model_is_as_before(tmp_path: Path) -> None:
             w.dense(torch.nn.Linear(4, 6), ps.Assign(), name="assigned")
         frozen = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
         frozen[0].requires_grad_(False)
-        torch.nn.init.constant_(frozen[0].weight, float(w.rank))
-        torch.nn.init.zeros_(frozen[0].bias)
+        if w.rank == 1:
+            frozen[1].register_buffer("another", torch.zeros(2))
         torn = torch.nn.Linear(*((6, 4) if w.rank else (4, 6)), bias=False)  # as many floats
         said = []
         for name, model in (("frozen", frozen), ("torn", torn)):
@@ -280,8 +281,65 @@ def test_a_refused_model_is_as_before(tmp_path: Path) -> None:
         return " ".join(said)
 
     results, _ = ps_clusters.run(tmp_path, main, workers=2, servers=2)
-    assert "".join(results).count("digest of frozen") == 2
+    assert "".join(results).count("shapes of frozen") == 2
     assert results[1].count("RDT_EMISMATCH") == 2, "it hears it also if it came first"
+
+
+def test_frozen_parameters_and_buffers_begin_as_worker_0_s(transport: str, tmp_path: Path) -> None:
+    def main(w: ps.Worker) -> dict[str, torch.Tensor]:
+        torch.manual_seed(w.rank)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+        model[0].bias.requires_grad_(False)
+        model.register_buffer("offset", torch.randn(2, 2).to(torch.bfloat16) + w.rank)
+        model[1].num_batches_tracked += w.rank
+        first = {name: one.clone() for name, one in model.state_dict().items()}
+        dense = w.dense(model, ps.SGD(0.1), name="m")
+        got = {name: one.clone() for name, one in model.state_dict().items()}
+        assert torch.equal(w.kv.get("m/0.bias"), got["0.bias"])
+        if w.rank == 0:
+            assert all(torch.equal(got[name], one) for name, one in first.items())
+        else:
+            assert not torch.equal(got["0.bias"], first["0.bias"])
+        model(torch.randn(5, 4)).sum().backward()
+        dense.step()
+        assert torch.equal(model[0].bias, got["0.bias"])
+        return got
+
+    results, _ = ps_clusters.run(tmp_path, main, workers=2, servers=2, transport=transport)
+    assert set(results[0]) >= {"0.bias", "offset", "1.running_mean", "1.num_batches_tracked"}
+    for name, one in results[0].items():
+        assert torch.equal(one, results[1][name]), name
+
+
+def test_a_step_may_end_in_a_thread(transport: str, tmp_path: Path) -> None:
+    """The same bits as with step(); the caller goes on meanwhile."""
+
+    def main(w: ps.Worker, is_async: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(6, 2)
+        dense = w.dense(model, ps.SGD(0.1, momentum=0.9))
+        for step in range(6):
+            draw = torch.Generator().manual_seed(10 * w.rank + step)
+            model(torch.randn(8, 6, generator=draw)).square().mean().backward()
+            if is_async:
+                ending = dense.step_async(lr_scale=1.0 / (1 + step))
+                assert ending.result(timeout=30) == step + 1
+            else:
+                dense.step(lr_scale=1.0 / (1 + step))
+        values = torch.cat([one.detach().flatten() for one in model.parameters()]).clone()
+        dense.release()
+        with pytest.raises(errors.ClosedError):
+            dense.step_async()
+        return values
+
+    results = [
+        ps_clusters.run(
+            tmp_path / str(is_async), partial(main, is_async=is_async), workers=2, servers=1,
+            transport=transport,
+        )[0][0]
+        for is_async in (False, True)
+    ]  # fmt: skip
+    assert torch.equal(*results)
 
 
 def test_two_backward_passes_with_checksums(tmp_path: Path, monkeypatch: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
+from typing import Any
 
 import ps_clusters
 import pytest
@@ -50,6 +51,6 @@ def test_a_trace_has_the_operations_and_what_they_waited(transport: str, tmp_pat
     assert clocks[0].end_ns is not None
     assert clocks[0].end_ns >= clocks[1].start_ns, "worker 0 waited for worker 1"
     assert [one.name for one in applied if one.name.startswith("ps ")] == ["ps apply"]
-    drawn = trace.chrome_events(found[0], 0, now_ns=time.time_ns())
-    titles = {one["args"]["name"] for one in drawn if one["name"] == "thread_name"}  # type: ignore[index]
+    drawn: list[Any] = trace.chrome_events(found[0], 0, now_ns=time.time_ns())
+    titles = {one["args"]["name"] for one in drawn if one["name"] == "thread_name"}
     assert titles == {"rdmatensor parameter server"}
