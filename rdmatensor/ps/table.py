@@ -112,7 +112,7 @@ class Table:
 
         Example:
             >>> [one["rows"] for one in table.describe()]
-            [512, 488]
+            [10]
         """
         request = {"call": "table state", "name": self.name}
         return [self._ask(server, dict(request)) for server in range(self._servers)]
