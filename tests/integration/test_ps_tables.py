@@ -256,8 +256,11 @@ def pull_for_s(table: ps.Table, seconds: float) -> None:
 
 
 def test_a_pull_notices_that_the_job_has_ended(transport: str, tmp_path: Path) -> None:
+    have_joined = threading.Barrier(2)
+
     def main(w: ps.Worker) -> None:
         table = w.table("t", 2, rows=4, rule=ps.Add())
+        have_joined.wait(20)
         if w.rank == 1:
             raise RuntimeError("worker 1 ends without leave()")
         refused(lambda: pull_for_s(table, 20), errors.PeerError, "worker 1 is gone")
