@@ -407,7 +407,8 @@ RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_commit_dense(rdt_ps_worker *worke
  * rdt_ps_worker_abandon(). Another operation meanwhile: RDT_EBUSY.
  *   RDT_EINVAL  an argument; an id out of range: nothing was sent
  *   RDT_EPEER   a server died, or a worker without which the job ends
- *   RDT_EPROTO, RDT_EMISMATCH, RDT_ENOMEM: a server refused; push's errors come with the next tick
+ *   RDT_EPROTO, RDT_EMISMATCH, RDT_ENOMEM: a server refused; push's errors come with the next
+ *   push, where it sends nothing, and with the next tick
  */
 
 /* The rows of `count` ids into out[count][dim]. */

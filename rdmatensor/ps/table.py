@@ -158,6 +158,7 @@ class Table:
             InvalidArgumentError: Ids out of range or of a wrong dtype, or rows of another shape or
                 dtype; nothing was sent.
             PeerError: A server died.
+            RdmaTensorError: A server refused an earlier push of this step; clock() raises it too.
 
         Example:
             >>> table.push([3, 4], torch.ones(2, 2))

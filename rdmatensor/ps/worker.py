@@ -207,7 +207,7 @@ class Worker(Closable):
             The number of steps of this worker.
 
         Raises:
-            TransferTimeoutError: Another worker did not end its step in time.
+            TransferTimeoutError: Another worker did not end its step in time; the error names it.
             PeerError: A server, or a worker without which the job ends, died.
             RdmaTensorError: A server refused a push of this step; no server applies the step, and
                 its batch goes back to the queue.

@@ -78,7 +78,8 @@ begin(struct victim *v, uint32_t purpose)
                                                .cap = ANSWER_BYTES,
                                                .len_out = &v->len_bytes,
                                                .chunk_out = &v->chunk,
-                                               .stale_out = &v->is_stale};
+                                               .stale_out = &v->is_stale,
+                                               .asked_ns = 1};
     for (uint32_t i = 0; i < SLOTS - 1; i++) {
         const bool is_push = i == SLOTS - 2 || purpose == RDTI_PS_FOR_PUSH;
         conn->slots[i] =
@@ -87,7 +88,10 @@ begin(struct victim *v, uint32_t purpose)
                                          .first = i * (IDS / 2),
                                          .count = i == 0 ? IDS / 2 : IDS - IDS / 2};
         conn->in_flight++;
-        *(is_push ? &conn->pushes : &conn->of_operation) += 1;
+        if (is_push)
+            conn->pushes++;
+        else if (purpose != RDTI_PS_FOR_HOLDERS)
+            conn->of_operation++;
     }
 }
 
@@ -96,11 +100,15 @@ check_worker(const struct victim *v, uint32_t in_flight_before, rdt_status statu
 {
     const struct rdti_ps_conn *conn = &v->worker->conns[0];
     uint32_t busy = 0;
+    uint32_t questions = 0;
 
-    for (uint32_t i = 0; i < SLOTS; i++)
+    for (uint32_t i = 0; i < SLOTS; i++) {
         busy += conn->slots[i].purpose != RDTI_PS_FREE;
+        questions += conn->slots[i].purpose == RDTI_PS_FOR_HOLDERS;
+    }
     CHECK_UINT_EQ(conn->in_flight, busy);
-    CHECK_UINT_EQ(conn->of_operation + conn->pushes, busy);
+    CHECK_UINT_EQ(conn->of_operation + conn->pushes + questions, busy);
+    CHECK(memchr(v->worker->holders, 0, sizeof(v->worker->holders)) != NULL);
     CHECK(conn->in_flight + (status == RDT_OK) == in_flight_before);
     CHECK(v->len_bytes <= ANSWER_BYTES);
     CHECK(v->is_stale <= 1 && v->worker->members_bytes <= RDTI_PS_MEMBERS_BYTES);
@@ -128,7 +136,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size < 1)
         return 0;
     open_worker(&v);
-    begin(&v, RDTI_PS_FOR_PUSH + data[0] % RDTI_PS_FOR_VALUES);
+    begin(&v, RDTI_PS_FOR_PUSH + data[0] % RDTI_PS_FOR_HOLDERS);
     data++;
     size--;
     while (size >= RECORD_HEAD_BYTES && status == RDT_OK) {
@@ -193,7 +201,7 @@ write_seeds(const char *dir)
     uint8_t bytes[4096];
     uint8_t payload[RDTI_PS_LEASE_FIXED_BYTES + RDTI_PS_MEMBERS_BYTES] = {0};
 
-    for (uint32_t which = 0; which < 2 * RDTI_PS_FOR_VALUES; which++) {
+    for (uint32_t which = 0; which < 2 * RDTI_PS_FOR_HOLDERS; which++) {
         const bool is_refused = which % 2 != 0;
         size_t len = 1;
         bytes[0] = (uint8_t)(which / 2);

@@ -204,7 +204,7 @@ def test_a_worker_that_never_ends_its_step_times_the_others_out(tmp_path: Path) 
             return
         table.push([0], torch.ones(1, 1))
         with pytest.raises(
-            errors.TransferTimeoutError, match="another worker has not ended its step"
+            errors.TransferTimeoutError, match=r"worker 1 has not ended step 1 by clock\(\)"
         ):
             w.clock(timeout_s=0.3)
         for later in (w.clock, lambda: table.push([0], torch.ones(1, 1)), lambda: table.pull([0])):
@@ -216,16 +216,68 @@ def test_a_worker_that_never_ends_its_step_times_the_others_out(tmp_path: Path) 
     ps_clusters.run(tmp_path, main, workers=2, servers=1)
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_who_holds_a_lease_is_named(mode: str, tmp_path: Path) -> None:
+    is_leased, over = threading.Event(), threading.Event()
+
+    def main(w: ps.Worker) -> None:
+        if w.rank == 0:  # in "sync" the first of those that ask together
+            for _ in w.queue("q", 1):
+                is_leased.set()
+                assert over.wait(30)
+                w.clock()
+            return
+        if mode == "async":
+            assert is_leased.wait(30)
+        w._core.timeout_s = 0.5
+        chunks = iter(w.queue("q", 1))
+        with pytest.raises(errors.TransferTimeoutError, match="worker 0 has not ended step 1"):
+            next(chunks)
+        over.set()
+
+    ps_clusters.run(tmp_path, main, workers=2, servers=1, mode=mode)
+
+
+def test_a_worker_that_never_calls_clock_gets_the_reason(tmp_path: Path) -> None:
+    """Worker 0 gives up; the job ends, and worker 1, which is at fault, is given the reason."""
+    said: list[str] = []
+
+    def main(w: ps.Worker) -> None:
+        table = w.table("t", 1, rows=1, rule=ps.Add())
+        if w.rank == 0:
+            w.clock(timeout_s=0.5)
+        end_s = time.monotonic() + 20
+        try:
+            while time.monotonic() < end_s:
+                table.pull([0])
+        except errors.PeerError as error:
+            said.append(str(error))
+            raise
+
+    with pytest.raises(errors.TransferTimeoutError, match="worker 1 has not ended step 1"):
+        ps_clusters.run(tmp_path, main, workers=2, servers=1)
+    assert len(said) == 1
+    assert "worker 0 is gone" in said[0]
+    assert "it had waited: worker 1 has not ended step 1 by clock()" in said[0]
+
+
+def push_often(table: ps.Table, ids: torch.Tensor, rows: torch.Tensor, count: int) -> None:
+    for _ in range(count):
+        table.push(ids, rows)
+
+
 def test_pushing_for_ever_without_a_clock_is_refused(tmp_path: Path) -> None:
     def main(w: ps.Worker) -> None:
         table = w.table("t", 1024, rows=4096, rule=ps.Add())
         ids, rows = torch.arange(4096), torch.ones(4096, 1024)  # 16 MiB
         table.push(ids[:1], rows[:1])
         w.clock()
-        for _ in range(65):
-            table.push(ids, rows)
+        with pytest.raises(errors.OutOfMemoryError, match="pushed since the last"):
+            push_often(table, ids, rows, 80)
         with pytest.raises(errors.OutOfMemoryError, match="pushed since the last"):
             w.clock()
+        assert w.clock() == 3
+        assert table.pull(ids).sum() == 1024
 
     ps_clusters.run(tmp_path, main, workers=1, servers=1)
 
@@ -239,8 +291,8 @@ def test_a_refused_push_drops_the_step_on_all_servers(tmp_path: Path) -> None:
         for chunk in w.queue("q", 1):
             assert chunk == 0
             other.push(ALL, torch.ones(ROWS, 1))
-            for _ in range(140):
-                table.push(owner, rows)
+            with pytest.raises(errors.OutOfMemoryError, match="pushed since the last"):
+                push_often(table, owner, rows, 140)
             with pytest.raises(errors.OutOfMemoryError, match="pushed since the last"):
                 w.clock()
             assert not other.pull(ALL).any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -296,6 +297,8 @@ def test_a_server_without_room_refuses_the_step_whole(transport: str, tmp_path: 
                 at += 512
 
         refused(fill, errors.OutOfMemoryError, "arena")
+        with contextlib.suppress(errors.OutOfMemoryError):
+            w.clock()  # ends the step if a push has raised the error
         assert 0 < at < 1 << 17
         assert float(other.pull([1])) == at // 512, "a step that was refused is applied in part"
         assert not bool(table.find(range(at, at + 512))[1].any())

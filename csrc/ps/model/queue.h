@@ -38,6 +38,12 @@ void rdti_ps_queue_confirm(struct rdti_ps_queue *queue, uint64_t chunk, uint32_t
 void rdti_ps_queue_give_back(struct rdti_ps_queue *queue, uint64_t chunk, uint32_t worker);
 /* All leases of the worker come back. */
 void rdti_ps_queue_return(struct rdti_ps_queue *queue, uint32_t worker);
+/* Whether this worker holds the chunk. */
+static inline bool
+rdti_ps_queue_is_held(const struct rdti_ps_queue *queue, uint64_t chunk, uint32_t worker)
+{
+    return queue->holders != NULL && chunk < queue->chunks && queue->holders[chunk] == worker;
+}
 /* Of each chunk whether it was applied. */
 void rdti_ps_queue_save(const struct rdti_ps_queue *queue, uint8_t *is_applied);
 /* Begin with these chunks applied, on all servers, and none leased. */

@@ -257,6 +257,18 @@ requests_call(struct requests_one *one)
     return RDT_OK;
 }
 
+static rdt_status
+requests_holders(struct requests_one *one)
+{
+    char text[RDTI_PS_TEXT_BYTES];
+
+    rdti_ps_holders_text(one->server, text);
+    const size_t length = strlen(text);
+    memcpy(rdti_ps_answer_payload(one->server, one->worker, one->slot), text, length);
+    rdti_ps_answer_send(one->server, one->worker, one->slot, (uint32_t)length);
+    return RDT_OK;
+}
+
 static void
 requests_drop(rdt_ps_server *server, uint32_t worker)
 {
@@ -307,6 +319,8 @@ requests_run(struct requests_one *one)
         rdti_ps_dense_bring(one->server, one->worker);
         rdti_ps_answer_send(one->server, one->worker, one->slot, 0);
         return RDT_OK;
+    case RDTI_PS_OP_HOLDERS:
+        return requests_holders(one);
     default:
         return requests_leave(one);
     }
@@ -360,10 +374,14 @@ void
 rdti_ps_request_end(rdt_ps_server *server, uint32_t worker)
 {
     struct rdti_ps_client *client = &server->clients[worker];
+    const bool has_waited = client->has_tick || client->has_lease_request;
+    char holders[RDTI_PS_TEXT_BYTES] = "";
     struct rdt_error err;
 
     if (client->has_left)
         return;
+    if (has_waited)
+        rdti_ps_holders_text(server, holders);
     requests_drop(server, worker);
     client->is_dead = true;
     server->counters.workers_dead++;
@@ -372,7 +390,10 @@ rdti_ps_request_end(rdt_ps_server *server, uint32_t worker)
         rdti_ps_steps_advance(server);
         return;
     }
-    (void)rdti_error_set_rank(&err, RDT_EPEER, client->end.peer_rank, "worker %u is gone: %.600s",
-                              worker, client->end.message);
+    (void)rdti_error_set_rank(&err, RDT_EPEER, client->end.peer_rank,
+                              holders[0] != '\0'
+                                  ? "worker %u is gone: %.200s; it had waited: %.200s"
+                                  : "worker %u is gone: %.400s%s",
+                              worker, client->end.message, holders);
     rdti_ps_server_fail(server, &err);
 }

@@ -155,6 +155,14 @@ void rdti_ps_steps_advance(rdt_ps_server *server);
 void rdti_ps_steps_tick(rdt_ps_server *server, uint32_t worker);
 /* What the client has pushed since its last tick will not be applied. */
 void rdti_ps_steps_drop(rdt_ps_server *server, struct rdti_ps_client *client);
+/* RDT_PS_SYNC: whether a round has begun to end, and needs this worker's tick. */
+bool rdti_ps_steps_needs(const rdt_ps_server *server, uint32_t worker);
+
+/* holders.c; under server->lock */
+/* Whether another worker waits for this one: for its tick, or for its chunk. */
+bool rdti_ps_holders_has(const rdt_ps_server *server, uint32_t worker);
+/* Names those workers; "" if there are none. */
+void rdti_ps_holders_text(const rdt_ps_server *server, char out[RDTI_PS_TEXT_BYTES]);
 
 /* leases.c; under server->lock */
 /* Gives the leases that can be given. */

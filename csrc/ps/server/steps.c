@@ -367,6 +367,17 @@ rdti_ps_steps_advance(rdt_ps_server *server)
     }
 }
 
+bool
+rdti_ps_steps_needs(const rdt_ps_server *server, uint32_t worker)
+{
+    bool has_tick = false;
+
+    for (uint32_t other = 0; other < server->opts.workers; other++)
+        has_tick = has_tick || server->clients[other].has_tick;
+    return has_tick && !server->clients[worker].has_tick &&
+           steps_is_member(server, steps_members(server), worker);
+}
+
 void
 rdti_ps_steps_tick(rdt_ps_server *server, uint32_t worker)
 {

@@ -58,7 +58,7 @@ rdti_ps_conn_post(struct rdt_ps_worker *worker, uint32_t server, uint32_t slot,
     conn->in_flight++;
     if (purpose == RDTI_PS_FOR_PUSH)
         conn->pushes++;
-    else
+    else if (purpose != RDTI_PS_FOR_HOLDERS)
         conn->of_operation++;
     return RDT_OK;
 }
@@ -101,7 +101,7 @@ conn_take_answer(struct rdt_ps_worker *worker, uint32_t server, uint32_t number,
     conn->in_flight--;
     if (done.purpose == RDTI_PS_FOR_PUSH)
         conn->pushes--;
-    else if (!done.is_given_up)
+    else if (!done.is_given_up && done.purpose != RDTI_PS_FOR_HOLDERS)
         conn->of_operation--;
     if (!done.is_given_up)
         rdti_ps_operation_answered(worker, server, &done, (rdt_status)answer.status,

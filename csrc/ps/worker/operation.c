@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define SLICE_NS UINT64_C(100000000)
+#define ASK_NS UINT64_C(100000000) /* of a wait, until who holds it is asked again */
 
 /* ---- Answers ----------------------------------------------------------------------------- */
 
@@ -53,6 +54,11 @@ rdti_ps_operation_answered(struct rdt_ps_worker *worker, uint32_t server,
 {
     struct rdti_ps_operation *op = &worker->op;
 
+    if (slot->purpose == RDTI_PS_FOR_HOLDERS) {
+        if (status == RDT_OK && op->asked_ns != 0) /* else an earlier operation asked */
+            rdti_ps_answer_text(payload, payload_bytes, worker->holders);
+        return;
+    }
     if (status != RDT_OK) {
         operation_note_error(slot->purpose == RDTI_PS_FOR_PUSH ? &worker->push_error : &op->error,
                              server, status, payload, payload_bytes);
@@ -257,6 +263,25 @@ operation_receive(struct rdt_ps_worker *worker, struct rdt_error *err)
     return RDT_OK;
 }
 
+/* A tick or a lease waits for other workers: asks the server for which, for the error. */
+static rdt_status
+operation_ask(struct rdt_ps_worker *worker, uint32_t server, struct rdt_error *err)
+{
+    struct rdti_ps_operation *op = &worker->op;
+    struct rdti_ps_request request = {.op = RDTI_PS_OP_HOLDERS};
+    const uint64_t now_ns = rdti_now_ns();
+    uint32_t slot;
+
+    if (op->purpose != RDTI_PS_FOR_TICK && op->purpose != RDTI_PS_FOR_LEASE)
+        return RDT_OK;
+    if (op->asked_ns == 0)
+        op->asked_ns = now_ns;
+    if (now_ns - op->asked_ns < ASK_NS || rdti_ps_conn_find_slot(worker, server, &slot) != RDT_OK)
+        return RDT_OK;
+    op->asked_ns = now_ns;
+    return rdti_ps_conn_post(worker, server, slot, &request, RDTI_PS_FOR_HOLDERS, err);
+}
+
 static rdt_status
 operation_wait(struct rdt_ps_worker *worker, uint32_t server, uint64_t deadline_ns,
                struct rdt_error *err)
@@ -265,15 +290,13 @@ operation_wait(struct rdt_ps_worker *worker, uint32_t server, uint64_t deadline_
     rdt_status status;
 
     if (wait_ns == 0)
-        return rdti_error_set(err, RDT_ETIMEDOUT, 0,
-                              worker->op.purpose == RDTI_PS_FOR_TICK
-                                  ? "server %u has not answered: another worker has not ended its "
-                                    "step"
-                                  : "server %u has not answered",
-                              server);
+        return rdti_error_set(err, RDT_ETIMEDOUT, 0, "server %u has not answered%s%s", server,
+                              worker->holders[0] != '\0' ? ": " : "", worker->holders);
     if (wait_ns > SLICE_NS) /* to look at the other servers */
         wait_ns = SLICE_NS;
-    status = rdti_ps_conn_receive(worker, server, wait_ns, err);
+    status = operation_ask(worker, server, err);
+    if (status == RDT_OK)
+        status = rdti_ps_conn_receive(worker, server, wait_ns, err);
     if (status == RDT_ETIMEDOUT)
         status = operation_receive(worker, err);
     return status;
@@ -485,6 +508,7 @@ rdti_ps_operation_begin(struct rdt_ps_worker *worker, uint32_t purpose, uint64_t
         if (worker->conns[server].ep == NULL)
             return rdti_error_set(err, RDT_EINVAL, 0, "server %u is not attached", server);
     worker->op = (struct rdti_ps_operation){.purpose = purpose};
+    worker->holders[0] = '\0';
     rdti_error_init(&worker->op.error, RDT_RANK_UNKNOWN);
     operation_trace(worker, len_bytes);
     return RDT_OK;

@@ -243,6 +243,8 @@ rdt_ps_worker_push(rdt_ps_worker *worker, uint32_t table, const int64_t *ids, co
 
     if (status != RDT_OK)
         return status;
+    if (worker->push_error.status != RDT_OK) /* the step is dropped already */
+        return rows_undo(worker, rdti_error_copy(err, &worker->push_error));
     status = rows_merge(worker, ids, rows, count, err);
     if (status == RDT_OK)
         status = rows_sort(worker, worker->op.view, worker->merge.ids, worker->merge.count, err);

@@ -20,7 +20,8 @@ enum {
     RDTI_PS_FOR_CALL,
     RDTI_PS_FOR_LEASE,
     RDTI_PS_FOR_LEAVE,
-    RDTI_PS_FOR_VALUES, /* part of a tick */
+    RDTI_PS_FOR_VALUES,  /* part of a tick */
+    RDTI_PS_FOR_HOLDERS, /* the operation does not wait for it */
 };
 
 struct rdti_ps_worker_slot {
@@ -82,6 +83,7 @@ struct rdti_ps_operation {
     uint64_t *chunk_out; /* RDTI_PS_FOR_LEASE */
     uint32_t *stale_out;
     rdt_transfer *span;     /* its entry in the trace; NULL without memory */
+    uint64_t asked_ns;      /* since when it waits, or when it asked for who holds it; 0: neither */
     uint32_t next;          /* requests of a tick, call, lease or leave that were posted */
     struct rdt_error error; /* of the first answer that was one */
 };
@@ -114,6 +116,7 @@ struct rdt_ps_worker {
     struct rdt_error ended;      /* what the first server that ended the job has said */
     struct rdt_error failure;
     struct rdt_error scrap;
+    char holders[RDTI_PS_TEXT_BYTES]; /* of the operation in flight, as a server said */
 };
 
 /* conn.c */

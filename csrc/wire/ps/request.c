@@ -31,6 +31,7 @@ static const struct request_kind request_kinds[] = {
     [RDTI_PS_OP_LEASE] = {HAS_QUEUE, 0},
     [RDTI_PS_OP_LEAVE] = {0, 0},
     [RDTI_PS_OP_VALUES] = {0, 0},
+    [RDTI_PS_OP_HOLDERS] = {0, 0},
 };
 #define KINDS (sizeof(request_kinds) / sizeof(request_kinds[0]))
 

@@ -13,13 +13,14 @@
 #define RDTI_PS_REQUEST_MAGIC UINT32_C(0x51544452)
 
 enum {
-    RDTI_PS_OP_PUSH = 1,   /* count ids of 8 bytes, then their rows */
-    RDTI_PS_OP_PULL = 2,   /* count ids; the answer has their rows */
-    RDTI_PS_OP_TICK = 3,   /* count numbers of 4 bytes of what was pushed; members */
-    RDTI_PS_OP_CALL = 4,   /* for the program that runs the server */
-    RDTI_PS_OP_LEASE = 5,  /* of a queue */
-    RDTI_PS_OP_LEAVE = 6,  /* the worker ends */
-    RDTI_PS_OP_VALUES = 7, /* have those of dense models that changed written to the worker */
+    RDTI_PS_OP_PUSH = 1,    /* count ids of 8 bytes, then their rows */
+    RDTI_PS_OP_PULL = 2,    /* count ids; the answer has their rows */
+    RDTI_PS_OP_TICK = 3,    /* count numbers of 4 bytes of what was pushed; members */
+    RDTI_PS_OP_CALL = 4,    /* for the program that runs the server */
+    RDTI_PS_OP_LEASE = 5,   /* of a queue */
+    RDTI_PS_OP_LEAVE = 6,   /* the worker ends */
+    RDTI_PS_OP_VALUES = 7,  /* have those of dense models that changed written to the worker */
+    RDTI_PS_OP_HOLDERS = 8, /* the answer: a text that names who holds a wait of this worker */
 };
 /* In a tick: the number of a dense model, not of a table. */
 #define RDTI_PS_IS_DENSE UINT32_C(0x80000000)

@@ -518,7 +518,7 @@ fill_ps_request(struct rng *rng, void *value)
 {
     struct rdti_ps_request *v = value;
 
-    v->op = (uint16_t)(RDTI_PS_OP_PUSH + rng_below(rng, RDTI_PS_OP_VALUES));
+    v->op = (uint16_t)(RDTI_PS_OP_PUSH + rng_below(rng, RDTI_PS_OP_HOLDERS));
     v->sequence = 1 + (rng_u64(rng) >> 1);
     if (v->op == RDTI_PS_OP_PUSH || v->op == RDTI_PS_OP_PULL) {
         v->table = rng_u32(rng);

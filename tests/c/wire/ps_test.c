@@ -90,8 +90,9 @@ TEST(a_request_has_what_its_op_has)
         {{.op = RDTI_PS_OP_LEASE, .queue = 1, .chunk = 1}, "a field"},
         {{.op = RDTI_PS_OP_LEAVE, .payload_bytes = 1}, "a field"},
         {{.op = RDTI_PS_OP_VALUES, .count = 1}, "a field"},
+        {{.op = RDTI_PS_OP_HOLDERS}, NULL},
         {{.op = 0}, "no such op"},
-        {{.op = RDTI_PS_OP_VALUES + 1}, "no such op"},
+        {{.op = RDTI_PS_OP_HOLDERS + 1}, "no such op"},
         {{.op = UINT16_MAX}, "no such op"},
     };
 
