@@ -80,14 +80,20 @@ enum {
 /* Which row of a table of keys makes room: see parameter-server.md. */
 enum { RDT_PS_EVICT_LRU = 0, RDT_PS_EVICT_LFU, RDT_PS_EVICT_EPOCH };
 
+/* What a worker sees of a row that it reads in a server's memory. */
+enum {
+    RDT_PS_RELAXED = 0, /* it may hold parts of two versions */
+    RDT_PS_ROW,         /* one version */
+};
+
 /* The same on all servers and workers, but for spill. */
 struct rdt_ps_table_opts {
     uint32_t struct_size;
     uint32_t dim;  /* floats of a row */
     uint64_t rows; /* of all servers: ids are 0 to rows - 1; 0 with keys */
     struct rdt_ps_rule rule;
-    uint32_t init; /* RDT_PS_INIT_*: of the rows, from their ids and the seed alone */
-    uint32_t reserved;
+    uint32_t init;        /* RDT_PS_INIT_*: of the rows, from their ids and the seed alone */
+    uint32_t consistency; /* RDT_PS_RELAXED or RDT_PS_ROW */
     uint64_t seed;
     double init_from;     /* the constant; the least value; the mean */
     double init_to;       /* the bound; the standard deviation */

@@ -12,6 +12,7 @@ from rdmatensor._native.ffi import CData, ffi, lib
 from rdmatensor.ps.modes import Mode, name_of
 from rdmatensor.ps.rules import Init, Rule
 
+CONSISTENCIES = ("relaxed", "row")  # as RDT_PS_RELAXED and RDT_PS_ROW
 EVICT = ("lru", "lfu", "epoch")  # in the order of RDT_PS_EVICT_*
 
 
@@ -99,6 +100,7 @@ class TableSpec:
     evict: str = "lru"
     spill: str = ""
     memory: int = 0
+    consistency: str = "relaxed"
 
     def struct(self, spill: CData = ffi.NULL) -> CData:
         """Make the struct rdt_ps_table_opts *; spill: a server's copy of the folder's name."""
@@ -106,6 +108,7 @@ class TableSpec:
         opts.struct_size = ffi.sizeof("struct rdt_ps_table_opts")
         opts.dim, opts.rows, opts.seed = self.dim, self.rows, self.seed
         self.rule._fill(opts.rule)
+        opts.consistency = CONSISTENCIES.index(self.consistency)
         opts.init = getattr(lib, f"RDT_PS_INIT_{self.init.kind}")
         opts.init_from, opts.init_to = float(self.init.first), float(self.init.second)
         opts.memory_bytes, opts.spill = self.memory, spill
@@ -159,6 +162,7 @@ def table_spec(
     keys: Keys | str,
     spill: str | os.PathLike[str] | None,
     memory: int | None,
+    consistency: str,
 ) -> TableSpec:
     """Check a table's description; the seed of its rows depends on its name too."""
     if not isinstance(name, str) or not name or len(name) > 200:
@@ -167,6 +171,8 @@ def table_spec(
         raise invalid("table", f"rule={rule!r} is a {type(rule).__name__}, not a ps rule")
     if not isinstance(init, Init) or not hasattr(lib, f"RDT_PS_INIT_{init.kind}"):
         raise invalid("table", f"init={init!r} is not ps.zeros(), ps.uniform() or another one")
+    if consistency not in CONSISTENCIES:
+        raise invalid("table", f"consistency={consistency!r} is not 'relaxed' or 'row'")
     seed = whole_in(seed, U32_MAX, "table", "seed")
     kept = _kept(keys, spill, memory)
     if (kept["keys"] == "dense") != (rows is not None):
@@ -178,5 +184,6 @@ def table_spec(
         rule=rule,
         init=init,
         seed=seed << 32 | zlib.crc32(name.encode()),
+        consistency=consistency,
         **kept,
     )

@@ -42,7 +42,7 @@ class Table:
         """Return the rows of ids.
 
         Rows of servers on this host are read in place while servers may write them: in "async" and
-        SSP a row may hold parts of two versions.
+        SSP a row may hold parts of two versions, unless the table's consistency is "row".
 
         Args:
             ids: Integers of any shape, which may repeat; empty is legal.

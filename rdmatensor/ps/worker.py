@@ -295,6 +295,7 @@ class Worker(Closable):
         keys: Keys | str = "dense",
         spill: str | os.PathLike[str] | None = None,
         memory: int | None = None,
+        consistency: str = "relaxed",
     ) -> Table:
         """Return the table of that name, which the first worker that asks makes.
 
@@ -312,6 +313,8 @@ class Worker(Closable):
             spill: A folder on each server: rows that memory has no room for are in a file there.
             memory: Bytes of rows and their state in the servers' memory, over all servers, with
                 spill.
+            consistency: "row": each pulled row is of one version. "relaxed": one that is read in
+                place while a server updates it may hold parts of two.
 
         Returns:
             The table; the same object for the same name.
@@ -326,7 +329,7 @@ class Worker(Closable):
             <Table 'user' of 944 rows of 16>
         """
         first = zeros() if init is None else init
-        spec = table_spec(name, dim, rows, rule, first, seed, keys, spill, memory)
+        spec = table_spec(name, dim, rows, rule, first, seed, keys, spill, memory, consistency)
         with self._lock:
             known = self._tables.get(name)
             if known is None:

@@ -150,6 +150,10 @@ def test_wrong_arguments_are_refused_and_nothing_is_sent(transport: str, tmp_pat
         refused(lambda: w.table("u", 2, rows=1 << 60, rule=ps.Add()), wrong, "rows")
         refused(lambda: w.table("", 2, rows=1, rule=ps.Add()), wrong, "name")
         refused(lambda: w.table("u", 2, rows=1, rule="sgd"), wrong, "ps rule")
+        refused(lambda: w.table("t", 2, rows=10, rule=ps.Add(), consistency="row"),
+                errors.MismatchError, "consistency='relaxed'")  # fmt: skip
+        refused(lambda: w.table("u", 2, rows=1, rule=ps.Add(), consistency="strict"), wrong,
+                "consistency='strict' is not 'relaxed' or 'row'")  # fmt: skip
         w.clock()
         assert table.pull(range(10)).sum() == 0
         table.push([], torch.empty(0, 2))

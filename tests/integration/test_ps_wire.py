@@ -29,7 +29,7 @@ VALID: list[dict[str, Any]] = [
     {
         "call": "table",
         "table": {
-            "name": "t", "dim": 2, "rows": 10, "seed": 1,
+            "name": "t", "dim": 2, "rows": 10, "seed": 1, "consistency": "relaxed",
             "rule": ps.SGD(0.1)._spec(), "init": {"kind": "ZERO", "first": 0.0, "second": 0.0},
         },
     },

@@ -17,6 +17,14 @@ rdti_ps_row_stride(uint32_t dim)
            ROW_ALIGN_BYTES;
 }
 
+uint64_t
+rdti_ps_rows_bytes(const struct rdt_ps_table_opts *opts, uint64_t rows)
+{
+    const uint64_t version_bytes = opts->consistency == RDT_PS_ROW ? sizeof(uint32_t) : 0;
+
+    return rows * (rdti_ps_row_stride(opts->dim) + version_bytes);
+}
+
 static rdt_status
 description_check_keys(const struct rdt_ps_table_opts *opts, struct rdt_error *err)
 {
@@ -46,13 +54,17 @@ rdti_ps_description_check(const struct rdt_ps_table_opts *opts, struct rdt_error
     if (opts->init > RDT_PS_INIT_NORMAL || !isfinite(opts->init_from) || !isfinite(opts->init_to))
         return rdti_error_set(err, RDT_EINVAL, 0, "table: first values %u of %g and %g", opts->init,
                               opts->init_from, opts->init_to);
+    if (opts->consistency > RDT_PS_ROW)
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "table: consistency %u is not RDT_PS_RELAXED or RDT_PS_ROW",
+                              opts->consistency);
     rdt_status status = rdt_ps_rule_check(&opts->rule, err);
     if (status == RDT_OK)
         status = description_check_keys(opts, err);
     if (status != RDT_OK)
         return status;
     const uint64_t state_bytes = rdti_ps_rule_state_floats(&opts->rule, opts->dim) * sizeof(float);
-    if (opts->rows > TABLE_BYTES_MAX / (rdti_ps_row_stride(opts->dim) + state_bytes))
+    if (opts->rows > TABLE_BYTES_MAX / (rdti_ps_rows_bytes(opts, 1) + state_bytes))
         return rdti_error_set(err, RDT_EINVAL, 0, "table: %llu rows of dim %u exceed 2^60 B",
                               (unsigned long long)opts->rows, opts->dim);
     return RDT_OK;

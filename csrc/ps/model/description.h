@@ -17,6 +17,8 @@ rdti_ps_is_pooled(const struct rdt_ps_table_opts *opts)
 /* Bytes from one row to the next. */
 uint64_t rdti_ps_row_stride(uint32_t dim);
 /* RDT_EINVAL: a field is out of range. */
+/* The bytes of `rows` rows, followed by a version of 4 bytes for each if the table has them. */
+uint64_t rdti_ps_rows_bytes(const struct rdt_ps_table_opts *opts, uint64_t rows);
 rdt_status rdti_ps_description_check(const struct rdt_ps_table_opts *opts, struct rdt_error *err);
 
 #endif

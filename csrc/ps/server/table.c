@@ -9,6 +9,7 @@
 #include "ps/model/description.h"
 #include "ps/rows/first.h"
 #include "ps/rows/saved.h"
+#include "ps/model/version.h"
 #include "wire/bytes.h"
 
 static uint8_t *
@@ -26,6 +27,8 @@ table_fill(struct rdti_ps_table *table, uint32_t server)
 
     for (uint64_t i = 0; i < table->local_rows * table->state_floats; i++)
         state[i] = initial;
+    if (opts->consistency == RDT_PS_ROW) /* they are zero */
+        table->versions = (_Atomic uint32_t *)(void *)table_row(table, table->local_rows);
     if (opts->init == RDT_PS_INIT_ZERO) /* the region is */
         return;
     for (uint32_t partition = 0; partition < RDTI_PS_PARTITIONS; partition++) {
@@ -59,8 +62,8 @@ rdti_ps_table_create(rdt_context *ctx, const struct rdt_ps_table_opts *opts, uin
     if (status == RDT_OK) {
         table->local_rows = table->pool != NULL ? 0 : rdti_ps_map_rows(&table->map, server);
         table->state_floats = rdti_ps_rule_state_floats(&opts->rule, opts->dim);
-        status = rdt_region_alloc(ctx, table->local_rows * rdti_ps_row_stride(opts->dim),
-                                  RDT_REGION_ZERO, &table->values, err);
+        status = rdt_region_alloc(ctx, rdti_ps_rows_bytes(opts, table->local_rows), RDT_REGION_ZERO,
+                                  &table->values, err);
     }
     if (status == RDT_OK)
         status = rdt_region_alloc(ctx, table->local_rows * table->state_floats * sizeof(float), 0,
@@ -187,7 +190,11 @@ rdti_ps_table_apply(struct rdti_ps_table *table, const struct rdti_ps_kernels *k
         if (table->snapshot != NULL)
             rdti_ps_snapshot_keep(table->snapshot, local, value, own);
         rdti_ps_rows_add(&table->changed, local);
+        if (table->versions != NULL)
+            rdti_ps_version_open(&table->versions[local]);
         update(&factors, value, own, rows + i * dim, dim);
+        if (table->versions != NULL)
+            rdti_ps_version_close(&table->versions[local]);
     }
     return RDT_OK;
 }

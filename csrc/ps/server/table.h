@@ -18,9 +18,10 @@ struct rdti_ps_table {
     uint64_t state_floats; /* of one row */
     rdt_region *values;    /* these two are empty if there is a pool */
     rdt_region *state;
-    struct rdti_ps_pool *pool; /* or NULL */
-    uint64_t step;             /* applications so far */
-    bool is_pushed;            /* since the last application */
+    struct rdti_ps_pool *pool;  /* or NULL */
+    _Atomic uint32_t *versions; /* of each row, after the rows; NULL: RDT_PS_RELAXED */
+    uint64_t step;              /* applications so far */
+    bool is_pushed;             /* since the last application */
     /* Rows that have changed since the last full checkpoint. While one is made: since it began. */
     struct rdti_ps_rows changed;
     struct rdti_ps_rows before;        /* while a full one is made: what changed before it */

@@ -5,8 +5,11 @@
 
 #include "base/error.h"
 #include "ps/model/description.h"
+#include "ps/model/version.h"
 #include "ps/worker/worker_impl.h"
 #include "wire/bytes.h"
+
+enum { READS_MOST = 1000 }; /* of a row that changes */
 
 rdt_status
 rdti_ps_rows_scatter(struct rdt_ps_worker *worker, const struct rdti_ps_worker_slot *slot,
@@ -154,6 +157,39 @@ rows_gather(const struct rdti_ps_view *view, const int64_t *ids, uint64_t count,
     }
 }
 
+/* Reads a row until it is one of one version. False: the server was writing it for too long, as
+ * one that is stopped or dead does. */
+static bool
+rows_read_whole(const struct rdti_ps_view *view, uint64_t id, float *out)
+{
+    const uint32_t server = rdti_ps_map_owner(&view->map, id);
+    const uint64_t local = rdti_ps_map_local(&view->map, id);
+    const _Atomic uint32_t *version = view->versions[server] + local;
+    const uint8_t *row = view->rows[server] + local * rdti_ps_row_stride(view->opts.dim);
+
+    for (uint32_t tries = 0; tries < READS_MOST; tries++) {
+        const uint32_t before = rdti_ps_version_read(version);
+        memcpy(out, row, view->opts.dim * sizeof(float));
+        if (rdti_ps_version_is_same(version, before))
+            return true;
+    }
+    return false;
+}
+
+/* Reads rows in place. False: a server must be asked for them. */
+static bool
+rows_read(const struct rdti_ps_view *view, const int64_t *ids, uint64_t count, float *out)
+{
+    if (view->opts.consistency == RDT_PS_RELAXED) {
+        rows_gather(view, ids, count, out);
+        return true;
+    }
+    for (uint64_t i = 0; i < count; i++)
+        if (!rows_read_whole(view, (uint64_t)ids[i], out + i * view->opts.dim))
+            return false;
+    return true;
+}
+
 /* Fills the merge with the distinct ids. Rows are copied only if an id repeats. */
 static rdt_status
 rows_merge(struct rdt_ps_worker *worker, const int64_t *ids, const float *rows, uint64_t count,
@@ -212,8 +248,7 @@ rdt_ps_worker_find(rdt_ps_worker *worker, uint32_t table, const int64_t *ids, ui
 
     if (status != RDT_OK)
         return status;
-    if (worker->op.view->is_mapped) {
-        rows_gather(worker->op.view, ids, count, out);
+    if (worker->op.view->is_mapped && rows_read(worker->op.view, ids, count, out)) {
         if (found != NULL)
             memset(found, 1, count);
         return rows_undo(worker, rdti_ps_operation_poll(worker, err)); /* a dead one's are old */

@@ -72,6 +72,7 @@ worker_free_view(struct rdti_ps_view *view)
         return;
     free(view->ids);
     free(view->rows);
+    free(view->versions);
     free(view);
 }
 
@@ -151,10 +152,9 @@ worker_map_rows(rdt_ps_worker *worker, struct rdti_ps_view *view,
 {
     view->is_mapped = !rdti_ps_is_pooled(&view->opts);
     for (uint32_t server = 0; server < worker->opts.servers; server++) {
-        const uint64_t want =
-            rdti_ps_is_pooled(&view->opts)
-                ? 0
-                : rdti_ps_map_rows(&view->map, server) * rdti_ps_row_stride(view->opts.dim);
+        const uint64_t count =
+            rdti_ps_is_pooled(&view->opts) ? 0 : rdti_ps_map_rows(&view->map, server);
+        const uint64_t want = rdti_ps_rows_bytes(&view->opts, count);
         void *addr = NULL;
         if (rows[server].len_bytes != want)
             return rdti_error_set(err, RDT_EINVAL, 0, "server %u has %llu B of rows, not %llu B",
@@ -169,6 +169,9 @@ worker_map_rows(rdt_ps_worker *worker, struct rdti_ps_view *view,
         if (status != RDT_OK)
             return status;
         view->rows[server] = addr;
+        view->versions[server] =
+            (const _Atomic uint32_t *)(const void *)(view->rows[server] +
+                                                     count * rdti_ps_row_stride(view->opts.dim));
     }
     return RDT_OK;
 }
@@ -195,7 +198,8 @@ rdt_ps_worker_add_table(rdt_ps_worker *worker, const struct rdt_ps_table_opts *o
     view->opts = *opts;
     view->ids = calloc(servers, sizeof(*view->ids));
     view->rows = calloc(servers, sizeof(*view->rows));
-    if (view->ids == NULL || view->rows == NULL)
+    view->versions = calloc(servers, sizeof(*view->versions));
+    if (view->ids == NULL || view->rows == NULL || view->versions == NULL)
         status = rdti_error_set(err, RDT_ENOMEM, 0, "a table over %u servers", servers);
     if (status == RDT_OK)
         status = rdti_ps_map_init(&view->map, servers, opts->rows, err);

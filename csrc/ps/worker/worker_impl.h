@@ -50,10 +50,11 @@ struct rdti_ps_conn {
 struct rdti_ps_view {
     struct rdt_ps_table_opts opts;
     struct rdti_ps_map map;
-    uint32_t *ids;        /* its number on each server */
-    const uint8_t **rows; /* on each server: mapped, or NULL */
-    bool is_mapped;       /* on all servers */
-    bool is_pushed;       /* since the last tick */
+    uint32_t *ids;                     /* its number on each server */
+    const uint8_t **rows;              /* on each server: mapped, or NULL */
+    const _Atomic uint32_t **versions; /* the same; RDT_PS_ROW */
+    bool is_mapped;                    /* on all servers */
+    bool is_pushed;                    /* since the last tick */
 };
 
 /* A dense model. */

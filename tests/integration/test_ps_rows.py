@@ -1,0 +1,71 @@
+"""What a worker may see of a row while a server changes it (PS-12)."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from pathlib import Path
+
+import ps_clusters
+import pytest
+import torch
+
+from rdmatensor import ps
+
+DIM = 32_768  # a row takes long enough to write and to read that the two meet
+LIMIT_S = 40.0
+CHANGES = 20
+
+
+def count_mixed(folder: Path, consistency: str, transport: str, pulls: int) -> tuple[int, int]:
+    """Pull a row that flips between all 0 and all 1, until one is mixed, or so often.
+
+    It also goes on until the row was seen to change CHANGES times. Returns the number of mixed
+    rows, and of changes.
+    """
+    over = threading.Event()
+    seen: list[float] = []
+
+    def changes() -> int:
+        return sum(one != other for one, other in itertools.pairwise(seen))
+
+    def main(w: ps.Worker) -> int:
+        table = w.table("t", DIM, rows=2, rule=ps.Assign(), consistency=consistency)
+        if w.rank == 0:
+            rows = [torch.zeros(1, DIM), torch.ones(1, DIM)]
+            flip = 0
+            while not over.is_set():
+                flip += 1
+                table.push([1], rows[flip % 2])
+                w.clock()
+            return 0
+        mixed, end_s = 0, time.monotonic() + LIMIT_S
+        row = torch.empty(1, DIM)
+        while not mixed and time.monotonic() < end_s:
+            table.pull([1], out=row)
+            seen.append(float(row[0, 0]))
+            mixed += int(row.min() != row.max())
+            if len(seen) % 100 == 0 and len(seen) >= pulls and changes() >= CHANGES:
+                break
+        over.set()
+        return mixed
+
+    results, _ = ps_clusters.run(
+        folder, main, workers=2, servers=1, mode="async", transport=transport, slot_bytes=1 << 18
+    )
+    return results[1], changes()
+
+
+def test_a_row_may_be_mixed_if_relaxed_and_read_in_place(tmp_path: Path) -> None:
+    mixed, _ = count_mixed(tmp_path, "relaxed", "shm", 1_000_000)
+    assert mixed == 1
+
+
+@pytest.mark.parametrize("consistency", ["row", "relaxed"])
+def test_a_row_is_of_one_version(consistency: str, transport: str, tmp_path: Path) -> None:
+    if consistency == "relaxed":
+        transport = "tcp"  # the server's thread reads and writes rows in turn
+    mixed, changes = count_mixed(tmp_path, consistency, transport, 3000)
+    assert mixed == 0
+    assert changes >= CHANGES, "the row hardly changed: the test shows nothing"
