@@ -437,6 +437,10 @@ RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_push(rdt_ps_worker *worker, uint3
  * the step, its chunk is free again, and the tick ends with that error. */
 RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_tick(rdt_ps_worker *worker, double lr_scale,
                                                     uint64_t timeout_ns, struct rdt_error *err);
+/* The step uses rows that were pulled when the clock was `clock`; the next tick tells the servers,
+ * which count its staleness from there. RDT_EINVAL: a later clock than the worker's. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_use(rdt_ps_worker *worker, uint64_t clock,
+                                                   struct rdt_error *err);
 /* Send bytes to the program that runs a server, and get its answer, at most a slot of each. */
 RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_call(rdt_ps_worker *worker, uint32_t server,
                                                     const uint8_t *bytes, uint64_t len_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -9,7 +10,7 @@ import torch
 
 from rdmatensor._native.arguments import U32_MAX, invalid, whole_in
 from rdmatensor._native.ffi import CData, ffi, lib
-from rdmatensor.errors import ClosedError
+from rdmatensor.errors import BusyError, ClosedError
 from rdmatensor.ps.spec import TableSpec
 
 Ids = torch.Tensor | Sequence[int]
@@ -19,6 +20,21 @@ Run = Callable[[str, Callable[[CData, int, CData], int]], None]
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 
+class Prefetched(Future[torch.Tensor]):
+    """Rows of Table.prefetch(); the step that takes them by result() uses them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock: int | None = None  # of the worker when they were pulled
+        self.is_taken = False
+
+    def result(self, timeout: float | None = None) -> torch.Tensor:
+        """Return the rows; see concurrent.futures.Future."""
+        rows = super().result(timeout)
+        self.is_taken = True
+        return rows
+
+
 class Table:
     """Rows that servers hold; made by Worker.table().
 
@@ -26,14 +42,26 @@ class Table:
         name: Of the table.
         dim: Floats of a row.
         rows: Number of rows: ids are 0 to rows - 1; 0 if ids are keys.
+        in_flight: Prefetches whose step has not ended; None: any number.
 
     Threads:
         Any thread; operations of one worker run one after the other.
     """
 
-    def __init__(self, spec: TableSpec, number: int, run: Run, ask: Ask, servers: int) -> None:
+    def __init__(
+        self,
+        spec: TableSpec,
+        number: int,
+        run: Run,
+        ask: Ask,
+        servers: int,
+        in_flight: int | None = None,
+    ) -> None:
         self.spec, self._number, self._run = spec, number, run
         self._ask, self._servers = ask, servers
+        self.in_flight = in_flight
+        self._ahead: list[Prefetched] = []
+        self._ahead_lock = threading.Lock()
         self.name, self.dim, self.rows = spec.name, spec.dim, spec.rows
         self._prefetcher: ThreadPoolExecutor | None = None
         self._is_closed = False
@@ -132,17 +160,24 @@ class Table:
                 f"{tuple(getattr(out, 'shape', ()))} on {getattr(out, 'device', 'no device')}, not "
                 f"contiguous float32 of shape {shape} on cpu",
             )
-        goal = out
+        self._fetch(wanted, out, found)
+        return out
+
+    def _fetch(self, ids: torch.Tensor, out: torch.Tensor, found: CData = ffi.NULL) -> int:
+        """Pull rows; return the worker's clock when they were pulled."""
+        clock = 0
 
         def begin(ptr: CData, timeout_ns: int, err: CData) -> int:
+            nonlocal clock
+            clock = int(lib.rdt_ps_worker_clock(ptr))
             status: int = lib.rdt_ps_worker_find(
-                ptr, self._number, _pointer("int64_t *", wanted), wanted.numel(),
-                _pointer("float *", goal), found, timeout_ns, err,
+                ptr, self._number, _pointer("int64_t *", ids), ids.numel(),
+                _pointer("float *", out), found, timeout_ns, err,
             )  # fmt: skip
             return status
 
         self._run("pull", begin)
-        return out
+        return clock
 
     def push(self, ids: Ids, rows: torch.Tensor) -> None:
         """Send rows, such as gradients, which the rule applies after the next clock().
@@ -194,10 +229,12 @@ class Table:
 
         Returns:
             The future. Its rows are those of some time before result(): pushes of this worker that
-            a later clock() applies are not in them.
+            a later clock() applies are not in them. The step in which result() is called counts as
+            so much staler in describe().
 
         Raises:
             InvalidArgumentError: As pull().
+            BusyError: in_flight prefetches were made, and no clock() has ended a step with one.
             ClosedError: The worker has left or was closed.
 
         Example:
@@ -208,9 +245,44 @@ class Table:
         wanted = self._ids(ids, "prefetch")
         if self._is_closed:
             raise ClosedError("RDT_ECLOSED", "prefetch", "the worker has left or was closed")
-        if self._prefetcher is None:
-            self._prefetcher = ThreadPoolExecutor(1, f"rdmatensor prefetch {self.name}")
-        return self._prefetcher.submit(self.pull, wanted)
+        rows = Prefetched()
+        with self._ahead_lock:
+            self._ahead = [one for one in self._ahead if one.clock is not None or not one.done()]
+            if self.in_flight is not None and len(self._ahead) >= self.in_flight:
+                raise BusyError(
+                    "RDT_EBUSY",
+                    "prefetch",
+                    f"{len(self._ahead)} prefetches of {self.name!r} are in flight, and "
+                    f"in_flight={self.in_flight}: call clock() after the step that uses the first",
+                )
+            self._ahead.append(rows)
+            if self._prefetcher is None:
+                self._prefetcher = ThreadPoolExecutor(1, f"rdmatensor prefetch {self.name}")
+        work = self._prefetcher.submit(self._fill, rows, wanted)
+        work.add_done_callback(lambda done: done.cancelled() and rows.cancel())
+        return rows
+
+    def _fill(self, rows: Prefetched, ids: torch.Tensor) -> None:
+        """Pull rows in the thread of prefetch()."""
+        if not rows.set_running_or_notify_cancel():
+            return
+        try:
+            out = torch.empty((*ids.shape, self.dim))
+            rows.clock = self._fetch(ids, out)
+        except BaseException as error:  # noqa: BLE001 - it is the future's
+            rows.set_exception(error)
+        else:
+            rows.set_result(out)
+
+    def _used(self) -> list[int]:
+        """Return the clocks of the rows that this step has taken; Worker.clock() calls this."""
+        with self._ahead_lock:
+            return [one.clock for one in self._ahead if one.is_taken and one.clock is not None]
+
+    def _end_step(self) -> None:
+        """Forget those rows; Worker.clock() calls this."""
+        with self._ahead_lock:
+            self._ahead = [one for one in self._ahead if not one.is_taken]
 
     def close(self) -> None:
         """End the thread of prefetch(); the worker calls this.

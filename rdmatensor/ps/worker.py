@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from rdmatensor._native.arguments import invalid, timeout_s_of, whole_in
+from rdmatensor._native.arguments import U32_MAX, invalid, timeout_s_of, whole_in
 from rdmatensor._native.closable import Closable
 from rdmatensor._native.ffi import (
     OK,
@@ -219,14 +219,21 @@ class Worker(Closable):
             >>> w.clock(), w.clock(lr_scale=0.5)
             (1, 2)
         """
+        tables = list(self._tables.values())
 
         def begin(ptr: CData, timeout_ns: int, err: CData) -> int:
+            for clock in (one for table in tables for one in table._used()):
+                check(lib.rdt_ps_worker_use(ptr, clock, err), "clock", err)
             status: int = lib.rdt_ps_worker_tick(ptr, lr_scale, timeout_ns, err)
             return status
 
         if isinstance(lr_scale, bool) or not isinstance(lr_scale, (int, float)):
             raise invalid("clock", f"lr_scale={lr_scale!r} is not a number")
-        self._run("clock", begin, timeout_s)
+        try:
+            self._run("clock", begin, timeout_s)
+        finally:
+            for table in tables:
+                table._end_step()
         return self.steps
 
     @property
@@ -296,6 +303,7 @@ class Worker(Closable):
         spill: str | os.PathLike[str] | None = None,
         memory: int | None = None,
         consistency: str = "relaxed",
+        in_flight: int | None = None,
     ) -> Table:
         """Return the table of that name, which the first worker that asks makes.
 
@@ -315,6 +323,8 @@ class Worker(Closable):
                 spill.
             consistency: "row": each pulled row is of one version. "relaxed": one that is read in
                 place while a server updates it may hold parts of two.
+            in_flight: Prefetches of this worker whose step has not ended, at most; None: any
+                number. Their rows are so many steps staler than the mode permits.
 
         Returns:
             The table; the same object for the same name.
@@ -330,10 +340,14 @@ class Worker(Closable):
         """
         first = zeros() if init is None else init
         spec = table_spec(name, dim, rows, rule, first, seed, keys, spill, memory, consistency)
+        if in_flight is not None and whole_in(in_flight, U32_MAX, "table", "in_flight") == 0:
+            raise invalid("table", "in_flight=0: nothing could be prefetched")
         with self._lock:
             known = self._tables.get(name)
             if known is None:
-                known = self._tables[name] = self._open(spec)
+                known = self._tables[name] = self._open(spec, in_flight)
+            elif known.in_flight != in_flight:
+                raise invalid("table", f"{name!r} was opened with in_flight={known.in_flight}")
             elif known.spec != spec:
                 raise MismatchError(
                     "RDT_EMISMATCH",
@@ -349,7 +363,7 @@ class Worker(Closable):
             time.sleep(_RESTORE_POLL_S)
         return answer
 
-    def _open(self, spec: TableSpec) -> Table:
+    def _open(self, spec: TableSpec, in_flight: int | None) -> Table:
         answers = [
             self._make_on(server, {"call": "table", "table": spec.to_json()})
             for server in range(self.servers)
@@ -363,7 +377,7 @@ class Worker(Closable):
             self._handle.get("table"), spec.struct(), ids, regions, table, err
         )
         check(status, "table", err)
-        return Table(spec, int(table[0]), self._run, self._call, self.servers)
+        return Table(spec, int(table[0]), self._run, self._call, self.servers, in_flight)
 
     def dense(
         self,

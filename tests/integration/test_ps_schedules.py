@@ -16,7 +16,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from rdmatensor import ps
+from rdmatensor import errors, ps
 
 WORKERS, SERVERS, PATIENCE_S = 3, 2, 20.0
 IDS = torch.arange(SERVERS)  # a row on each server
@@ -212,3 +212,62 @@ def test_the_first_pulls_in_sync_are_equal_and_in_ssp_0_need_not_be(tmp_path: Pa
     early, late = first_pulls(ps.SSP(0))
     assert float(early.max()) == 0.0
     assert float(late.min()) == 1.0
+
+
+def test_prefetched_rows_are_as_stale_as_they_are(tmp_path: Path) -> None:
+    turns = [threading.Event() for _ in range(4)]
+
+    def ahead(w: ps.Worker, table: ps.Table) -> None:
+        first, second = table.prefetch([0]), table.prefetch([1])
+        assert first.exception(PATIENCE_S) is None
+        assert second.exception(PATIENCE_S) is None
+        with pytest.raises(errors.BusyError, match="in_flight=2: call clock"):
+            table.prefetch([2])
+        with pytest.raises(errors.InvalidArgumentError, match="opened with in_flight=2"):
+            w.table("t", 1, rows=4, rule=ps.Add())
+        turns[0].set()
+        assert turns[1].wait(PATIENCE_S)
+        assert float(first.result()) == 0.0
+        w.clock()  # 3 steps of the other since the pull
+        third = table.prefetch([1])
+        assert third.exception(PATIENCE_S) is None
+        with pytest.raises(errors.BusyError, match="in_flight=2"):
+            table.prefetch([2])
+        turns[2].set()
+        assert turns[3].wait(PATIENCE_S)
+        assert float(second.result()) == 0.0
+        w.clock()  # 4 since the pull, 1 since the last step
+        assert float(third.result(PATIENCE_S)) == 3.0
+        w.clock()  # 1 since the pull
+
+    def main(w: ps.Worker) -> None:
+        table = w.table("t", 1, rows=4, rule=ps.Add(), in_flight=2 if w.rank == 0 else None)
+        if w.rank == 0:
+            return ahead(w, table)
+        for turn, steps in ((0, 3), (2, 1)):
+            assert turns[turn].wait(PATIENCE_S)
+            for _ in range(steps):
+                table.push(range(4), torch.ones(4, 1))
+                w.clock()
+            turns[turn + 1].set()
+        return None
+
+    _, states = ps_clusters.run(tmp_path, main, workers=2, servers=SERVERS, mode="async")
+    for state in states:
+        # The other worker's steps: three that lack none, and one that lacks one.
+        assert state["staleness"] == [3, 2, 0, 1, 1] + [0] * 11
+
+
+def test_a_step_that_uses_no_row_ahead_counts_from_the_last_one(tmp_path: Path) -> None:
+    """Also more than the servers remember: then as far back as they do."""
+
+    def main(w: ps.Worker) -> None:
+        table = w.table("t", 1, rows=4, rule=ps.Add())
+        old = table.prefetch([0])
+        for _ in range(100):
+            w.clock()
+        assert float(old.result(PATIENCE_S)) == 0.0
+        w.clock()
+
+    _, states = ps_clusters.run(tmp_path, main, workers=1, servers=1, mode="async")
+    assert states[0]["staleness"] == [101] + [0] * 15

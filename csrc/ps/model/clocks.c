@@ -50,14 +50,18 @@ rdti_ps_clocks_tick(struct rdti_ps_clocks *clocks, uint32_t worker, uint64_t clo
 }
 
 void
-rdti_ps_clocks_applied(struct rdti_ps_clocks *clocks, uint32_t worker)
+rdti_ps_clocks_applied(struct rdti_ps_clocks *clocks, uint32_t worker, uint32_t age)
 {
     struct rdti_ps_clock *own = &clocks->of[worker];
-    const uint64_t unknown = clocks->applied - own->seen;
+    const uint64_t back = 1 + (uint64_t)(age < RDTI_PS_AGES - 1 ? age : RDTI_PS_AGES - 2);
+    const uint64_t since =
+        own->ticks > back ? own->ticks - back : 0;     /* of its own before the pull */
+    const uint64_t own_ticks = own->ticks - since - 1; /* which it knows of */
+    const uint64_t unknown = clocks->applied - own->seen[since % RDTI_PS_AGES] - own_ticks;
 
     clocks->stale[unknown < RDT_PS_STALENESS_BUCKETS ? unknown : RDT_PS_STALENESS_BUCKETS - 1]++;
     clocks->applied++;
-    own->seen = clocks->applied;
+    own->seen[own->ticks % RDTI_PS_AGES] = clocks->applied;
 }
 
 void

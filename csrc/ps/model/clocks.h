@@ -17,9 +17,11 @@
  * for a lease (RDTI_PS_PARKED) holds no other. */
 enum { RDTI_PS_IN = 0, RDTI_PS_PARKED, RDTI_PS_OUT };
 
+enum { RDTI_PS_AGES = 64 }; /* rows pulled so many ticks ago or earlier count as that old */
+
 struct rdti_ps_clock {
     uint64_t ticks;
-    uint64_t seen; /* ticks of others that were applied before its last tick */
+    uint64_t seen[RDTI_PS_AGES]; /* ticks applied, of all, after its own of number i, mod AGES */
     uint32_t state;
 };
 
@@ -28,8 +30,9 @@ struct rdti_ps_clocks {
     uint32_t staleness;
     uint32_t workers;
     uint64_t applied; /* ticks applied, of all workers */
-    /* Ticks of others that were applied between two ticks of a worker: the number of updates that
-     * its gradients could not know. The last bucket counts all larger ones. */
+    /* Ticks of others that were applied between a worker's pull of rows, or its tick before, and
+     * its tick with their gradients: the number of updates that those could not know. The last
+     * bucket counts all larger ones. */
     uint64_t stale[RDT_PS_STALENESS_BUCKETS];
     struct rdti_ps_clock *of;
 };
@@ -40,8 +43,9 @@ void rdti_ps_clocks_free(struct rdti_ps_clocks *clocks);
 /* A worker ends a step. RDT_EPROTO: its clock would not be `clock`, or it has left. */
 rdt_status rdti_ps_clocks_tick(struct rdti_ps_clocks *clocks, uint32_t worker, uint64_t clock,
                                struct rdt_error *err);
-/* The worker's pushes of its last tick were applied. */
-void rdti_ps_clocks_applied(struct rdti_ps_clocks *clocks, uint32_t worker);
+/* The worker's pushes of its last tick were applied. age: of its ticks before that one, those that
+ * came after it pulled the step's oldest rows. */
+void rdti_ps_clocks_applied(struct rdti_ps_clocks *clocks, uint32_t worker, uint32_t age);
 /* The worker waits for a lease, or has one. */
 void rdti_ps_clocks_park(struct rdti_ps_clocks *clocks, uint32_t worker, bool is_parked);
 /* The worker left or died: the others do not wait for it any more. */

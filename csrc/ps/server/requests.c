@@ -234,6 +234,7 @@ requests_tick(struct requests_one *one)
     client->has_tick = true;
     client->tick_slot = one->slot;
     client->lr_scale = one->head.lr_scale;
+    client->age = one->head.age;
     client->members_bytes = members_bytes;
     memcpy(client->members, one->payload + tables_bytes, members_bytes);
     client->has_ticked_chunk = one->head.queue != 0;

@@ -44,7 +44,8 @@ struct rdti_ps_client {
     bool is_dead;
     bool has_tick; /* one waits for its answer */
     uint32_t tick_slot;
-    double lr_scale;     /* of that tick */
+    double lr_scale; /* of that tick, as the next */
+    uint32_t age;
     uint32_t tick_queue; /* from 1 on, or 0 */
     uint64_t tick_chunk;
     uint32_t members_bytes;

@@ -243,7 +243,7 @@ steps_apply(struct steps_pushes *pushes)
         if (!client->has_tick)
             continue;
         steps_clear(server, client);
-        rdti_ps_clocks_applied(&server->clocks, worker);
+        rdti_ps_clocks_applied(&server->clocks, worker, client->age);
     }
     server->counters.apply_ns += rdti_now_ns() - start_ns;
     steps_trace_end(span, status, &err);

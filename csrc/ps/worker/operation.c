@@ -191,6 +191,7 @@ operation_send_one(struct rdt_ps_worker *worker, uint32_t server, struct rdt_err
         request.flags = worker->push_error.status != RDT_OK ? RDTI_PS_FLAG_DROP : 0;
         request.clock = worker->clock + 1;
         request.lr_scale = op->lr_scale;
+        request.age = worker->age < UINT32_MAX ? (uint32_t)worker->age : UINT32_MAX;
         request.count = operation_put_tables(worker, server, payload);
         request.payload_bytes = request.count * (uint32_t)sizeof(uint32_t);
         operation_put_chunk(worker, server, payload, &request);
@@ -314,6 +315,7 @@ operation_end(struct rdt_ps_worker *worker, struct rdt_error *err)
         (void)rdti_error_copy(&worker->failure, &op->error);
     if (is_tick) {
         worker->clock++;
+        worker->age = 0;
         worker->has_chunk = false;
         for (uint32_t i = 0; i < worker->view_count; i++)
             worker->views[i]->is_pushed = false;
@@ -532,6 +534,17 @@ rdt_ps_worker_tick(rdt_ps_worker *worker, double lr_scale, uint64_t timeout_ns,
         return status;
     worker->op.lr_scale = lr_scale;
     return rdt_ps_worker_resume(worker, timeout_ns, err);
+}
+
+rdt_status
+rdt_ps_worker_use(rdt_ps_worker *worker, uint64_t clock, struct rdt_error *err)
+{
+    if (clock > worker->clock)
+        return rdti_error_set(err, RDT_EINVAL, 0, "rows of clock %llu, and the clock is %llu",
+                              (unsigned long long)clock, (unsigned long long)worker->clock);
+    if (worker->clock - clock > worker->age)
+        worker->age = worker->clock - clock;
+    return RDT_OK;
 }
 
 rdt_status

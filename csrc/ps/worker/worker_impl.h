@@ -99,6 +99,7 @@ struct rdt_ps_worker {
     struct rdti_ps_gradients dense[RDTI_PS_DENSE_MAX];
     uint32_t dense_count;
     uint64_t clock;
+    uint64_t age; /* of the oldest rows that the step uses, in ticks */
     bool has_left;
     bool is_given_up; /* the failure is an operation of this worker that was given up */
     bool has_chunk;   /* leased, and not ended by a tick */

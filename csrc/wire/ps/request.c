@@ -12,7 +12,7 @@ enum {
     HAS_TABLE = 1, /* and the version of its map */
     HAS_COUNT = 2,
     HAS_PAYLOAD = 4,
-    HAS_CLOCK = 8, /* and the learning rate's scale */
+    HAS_CLOCK = 8, /* the learning rate's scale, and the age of rows */
     HAS_QUEUE = 16,
     HAS_CHUNK = 32,
 };
@@ -57,7 +57,7 @@ rdti_ps_request_encode(const struct rdti_ps_request *in, uint8_t out[RDTI_PS_HEA
     rdti_write_u32(&w, in->payload_bytes);
     rdti_write_u32(&w, in->count);
     rdti_write_u32(&w, in->queue);
-    rdti_write_zeros(&w, 4);
+    rdti_write_u32(&w, in->age);
     rdti_write_u64(&w, in->sequence);
     rdti_write_u64(&w, in->clock);
     rdti_write_u64(&w, request_bits(in->lr_scale));
@@ -69,23 +69,24 @@ static void
 request_require_fields(struct rdti_fields *f, const struct rdti_ps_request *request)
 {
     const struct request_kind kind = request_kinds[request->op];
-    const char *fault = "a field or a flag that its op has not";
+    const struct {
+        uint32_t has;
+        bool is_set;
+    } fields[] = {
+        {HAS_TABLE, request->table != 0 || request->map_version != 0},
+        {HAS_COUNT, request->count != 0},
+        {HAS_PAYLOAD, request->payload_bytes != 0},
+        {HAS_CLOCK,
+         request->clock != 0 || request->age != 0 || request_bits(request->lr_scale) != 0},
+        {HAS_QUEUE, request->queue != 0},
+        {HAS_CHUNK, request->chunk != 0},
+    };
+    bool is_right = (request->flags & ~kind.flags) == 0;
 
-    rdti_fields_require(f, (request->flags & ~kind.flags) == 0, fault);
-    rdti_fields_require(f,
-                        (kind.has & HAS_TABLE) != 0 ||
-                            (request->table == 0 && request->map_version == 0),
-                        fault);
-    rdti_fields_require(f, (kind.has & HAS_COUNT) != 0 || request->count == 0, fault);
-    rdti_fields_require(f, (kind.has & HAS_PAYLOAD) != 0 || request->payload_bytes == 0, fault);
-    rdti_fields_require(f,
-                        (kind.has & HAS_CLOCK) != 0 ||
-                            (request->clock == 0 && request_bits(request->lr_scale) == 0),
-                        fault);
-    rdti_fields_require(f, (kind.has & HAS_QUEUE) != 0 || request->queue == 0, fault);
-    rdti_fields_require(f,
-                        request->chunk == 0 || ((kind.has & HAS_CHUNK) != 0 && request->queue != 0),
-                        fault);
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
+        is_right = is_right && (!fields[i].is_set || (kind.has & fields[i].has) != 0);
+    rdti_fields_require(f, is_right, "a field or a flag that its op has not");
+    rdti_fields_require(f, request->chunk == 0 || request->queue != 0, "a chunk of no queue");
     rdti_fields_require(f, request->op != RDTI_PS_OP_LEASE || request->queue != 0,
                         "a lease of no queue");
     rdti_fields_require(f, (kind.has & HAS_CLOCK) == 0 || request->clock != 0, "a clock of 0");
@@ -129,7 +130,7 @@ rdti_ps_request_decode(const uint8_t *buf, size_t len_bytes, uint32_t slot_bytes
     request.payload_bytes = rdti_read_u32(&f.r);
     request.count = rdti_read_u32(&f.r);
     request.queue = rdti_read_u32(&f.r);
-    rdti_fields_zeros(&f, 4, "the filler is not zero");
+    request.age = rdti_read_u32(&f.r);
     request.sequence = rdti_read_u64(&f.r);
     request.clock = rdti_read_u64(&f.r);
     bits = rdti_read_u64(&f.r);

@@ -44,6 +44,7 @@ struct rdti_ps_request {
     uint32_t payload_bytes;
     uint32_t count;
     uint32_t queue;    /* from 1 on, or 0; of a tick: of the chunk that the step processed */
+    uint32_t age;      /* ticks of the worker since it pulled the oldest rows of the tick's step */
     uint64_t sequence; /* of the worker's requests to this server: 1, 2, ... */
     uint64_t clock;    /* the worker's after the tick */
     double lr_scale;

@@ -535,6 +535,7 @@ fill_ps_request(struct rng *rng, void *value)
         v->payload_bytes = v->count * 4 + rng_below(rng, RDTI_PS_MEMBERS_BYTES + 1);
         v->clock = 1 + (rng_u64(rng) >> 1);
         v->lr_scale = rng_u32(rng) / 1024.0;
+        v->age = rng_u32(rng);
     } else if (v->op == RDTI_PS_OP_CALL) {
         v->payload_bytes = rng_below(rng, RDTI_PS_SLOT_BYTES_MAX + 1);
     }

@@ -28,6 +28,7 @@ static const struct rdti_ps_request tick = {.op = RDTI_PS_OP_TICK,
                                             .payload_bytes = 2 * 4 + 3,
                                             .count = 2,
                                             .queue = 7,
+                                            .age = 6,
                                             .sequence = 0x0102030405060708,
                                             .clock = 9,
                                             .lr_scale = 0.5,
@@ -39,7 +40,7 @@ TEST(a_request_lies_at_the_documented_offsets)
 
     rdti_ps_request_encode(&tick, wire);
     CHECK_MEM_EQ(wire,
-                 "RDTQ\3\0\2\0\0\0\0\0\0\0\0\0\x0b\0\0\0\2\0\0\0\7\0\0\0\0\0\0\0"
+                 "RDTQ\3\0\2\0\0\0\0\0\0\0\0\0\x0b\0\0\0\2\0\0\0\7\0\0\0\6\0\0\0"
                  "\x08\7\6\5\4\3\2\1\x09\0\0\0\0\0\0\0\0\0\0\0\0\0\xe0\x3f\x0a\0\0\0\0\0\0\0",
                  64);
 }
@@ -75,11 +76,12 @@ TEST(a_request_has_what_its_op_has)
         {{.op = RDTI_PS_OP_PULL, .clock = 1}, "a field"},
         {{.op = RDTI_PS_OP_PULL, .lr_scale = 1.0}, "a field"},
         {{.op = RDTI_PS_OP_PULL, .queue = 1}, "a field"},
+        {{.op = RDTI_PS_OP_PULL, .age = 1}, "a field"},
         {{.op = RDTI_PS_OP_TICK, .clock = 1, .count = 1, .payload_bytes = 3}, "does not fit"},
         {{.op = RDTI_PS_OP_TICK, .clock = 1, .payload_bytes = 513}, "does not fit"},
         {{.op = RDTI_PS_OP_TICK, .clock = 1, .payload_bytes = 512}, NULL},
         {{.op = RDTI_PS_OP_TICK, .clock = 0}, "a clock of 0"},
-        {{.op = RDTI_PS_OP_TICK, .clock = 1, .chunk = 1}, "a field"},
+        {{.op = RDTI_PS_OP_TICK, .clock = 1, .chunk = 1}, "a chunk of no queue"},
         {{.op = RDTI_PS_OP_TICK, .clock = 1, .lr_scale = -1.0}, "learning rate"},
         {{.op = RDTI_PS_OP_TICK, .clock = 1, .lr_scale = 1.0 / 0.0}, "learning rate"},
         {{.op = RDTI_PS_OP_TICK, .clock = 1, .lr_scale = 0.0 / 0.0}, "learning rate"},
