@@ -59,9 +59,9 @@ def places(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @st.composite
 def mutated(draw: st.DrawFn) -> object:
-    """A valid call, of which one or two values are others or missing."""
+    """A valid call, of which up to two values are others or missing."""
     call: Any = copy.deepcopy(draw(st.sampled_from(VALID)))
-    for _ in range(draw(st.integers(1, 2))):
+    for _ in range(draw(st.integers(0, 2))):
         path = draw(st.sampled_from(places(call)))
         if not path:
             return draw(JSON)
@@ -105,7 +105,7 @@ def test_no_call_ends_a_server(tmp_path: Path) -> None:
     ps_clusters.run(tmp_path, main, workers=1, servers=1)
     assert all("server 0: " in one for one in refused)
     assert len(refused) > 50
-    assert len(done) > 5
+    assert len(done) > 1
 
 
 @settings(max_examples=500, deadline=None)
@@ -130,7 +130,7 @@ def test_an_answer_of_the_right_kind_is_read() -> None:
         (b'{"id": 4294967296}', "id: no number"),
         (b'{"id": true}', "id: no number"),
         (b"{}", "id: 'id'"),
-        (b"[]", "no object"),
+        (b"[]", "is not an object"),
     ):
         with pytest.raises(errors.ProtocolError, match=words):
             parse_answer(data, "queue", 0, 1, id=number)
