@@ -310,7 +310,8 @@ RDT_API int rdt_context_fd(rdt_context *ctx);
 
 /* ---- Regions ----------------------------------------------------------------------------- */
 
-enum { RDT_REGION_ZERO = 1 }; /* the bytes are zero; without it they are undefined */
+/* The bytes are zero, else undefined. They are, and over shm other processes only read them. */
+enum { RDT_REGION_ZERO = 1, RDT_REGION_READ_ONLY = 2 };
 
 /*
  * Allocate len_bytes (0 is legal) in the arena, aligned to 64 bytes. The caller frees it.

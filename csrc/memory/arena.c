@@ -6,10 +6,9 @@
  * a thread that found no free span waits for it and tries again. `lock` guards all the rest and is
  * never held across a system call. Populating needs neither, because the span is already taken.
  */
-#include "memory/arena.h"
+#include "memory/arena_impl.h"
 
 #include <inttypes.h>
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,8 +19,6 @@
 #include "base/system/fork.h"
 #include "base/log.h"
 #include "base/range.h"
-#include "memory/allocator.h"
-#include "memory/segment.h"
 
 /* Keeps small programs small; each further segment is twice as large, up to chunk_bytes. */
 #define MIB_BYTES (UINT64_C(1) << 20)
@@ -36,23 +33,8 @@
  * serving are shorter. */
 #define REGRET_NS (UINT64_C(10) * 1000 * 1000 * 1000)
 
-struct rdti_arena {
-    uint64_t chunk_bytes;
-    uint64_t max_bytes;
-    pthread_mutex_t pages_lock;
-    pthread_mutex_t lock;
-    struct rdti_alloc *alloc;
-    struct rdti_arena_segment **segments; /* by number */
-    uint32_t *by_addr;                    /* numbers in address order */
-    uint32_t segment_count;
-    uint64_t next_bytes; /* minimum size of the next segment, up to chunk_bytes */
-    uint64_t retain_bytes;
-    uint64_t last_punch_ns;
-    struct rdti_arena_stats stats;
-};
-
-static rdt_status
-arena_forked(struct rdt_error *err)
+rdt_status
+rdti_arena_forked(struct rdt_error *err)
 {
     return rdti_error_set(err, RDT_EFORKED, 0,
                           "arena: this is a forked child; memory of its parent's arena may be read "
@@ -217,7 +199,9 @@ arena_enter_segment(struct rdti_arena *arena, struct rdti_arena_segment *segment
     (void)pthread_mutex_lock(&arena->lock);
     const uint32_t rank = arena_rank_of(arena, (uintptr_t)segment->addr);
 
-    status = rdti_alloc_add(arena->alloc, (uintptr_t)segment->addr, segment->len_bytes, err);
+    status = segment->is_read_only
+                 ? RDT_OK
+                 : rdti_alloc_add(arena->alloc, (uintptr_t)segment->addr, segment->len_bytes, err);
     if (status == RDT_OK) {
         struct rdti_arena_segment **old_segments = arena->segments;
         uint32_t *old_by_addr = arena->by_addr;
@@ -244,9 +228,9 @@ out_free:
     return status;
 }
 
-/* Adds a segment with room for len_bytes. pages_lock is held, `lock` is not. */
-static rdt_status
-arena_grow(struct rdti_arena *arena, uint64_t len_bytes, struct rdt_error *err)
+rdt_status
+rdti_arena_grow(struct rdti_arena *arena, uint64_t len_bytes, bool is_read_only,
+                struct rdt_error *err)
 {
     struct rdti_arena_segment *segment = NULL;
     uint64_t size = 0;
@@ -263,11 +247,11 @@ arena_grow(struct rdti_arena *arena, uint64_t len_bytes, struct rdt_error *err)
     status = rdti_segment_check_memory(len_bytes, len_bytes, err);
     if (status != RDT_OK)
         return status;
-    status = rdti_segment_create(size, &segment, err);
+    status = rdti_segment_create(size, is_read_only, &segment, err);
     /* If addresses are scarce (RLIMIT_AS), a smaller segment than usual. */
     while (status == RDT_ENOMEM && size / 2 >= RDTI_GRANULE_BYTES && size / 2 >= len_bytes) {
         (void)arena_round_up(size / 2, RDTI_GRANULE_BYTES, &size);
-        status = rdti_segment_create(size, &segment, err);
+        status = rdti_segment_create(size, is_read_only, &segment, err);
     }
     if (status != RDT_OK)
         return status;
@@ -325,16 +309,14 @@ arena_take_or_grow(struct rdti_arena *arena, uint64_t len_bytes, struct arena_pi
     /* Repeats only if other threads take the new space first: in each round some thread makes
      * progress. */
     while (status == RDT_OK && !arena_take_piece(arena, len_bytes, out))
-        status = arena_grow(arena, len_bytes, err);
+        status = rdti_arena_grow(arena, len_bytes, false, err);
     (void)pthread_mutex_unlock(&arena->pages_lock);
     return status;
 }
 
-/* Updates the statistics of populating. Pages that were given back recently should have been kept,
- * so they raise the retained amount. */
-static void
-arena_book_populated(struct rdti_arena *arena, const struct rdti_populated *populated,
-                     uint64_t start_ns)
+void
+rdti_arena_book_populated(struct rdti_arena *arena, const struct rdti_populated *populated,
+                          uint64_t start_ns)
 {
     const uint64_t now_ns = rdti_now_ns();
 
@@ -374,7 +356,7 @@ arena_alloc_span(struct rdti_arena *arena, uint64_t len_bytes, bool is_zero, voi
     struct arena_piece piece;
 
     if (rdti_in_forked_child())
-        return arena_forked(err);
+        return rdti_arena_forked(err);
     rdt_status status = arena_take_or_grow(arena, len_bytes, &piece, err);
 
     if (status != RDT_OK)
@@ -388,7 +370,7 @@ arena_alloc_span(struct rdti_arena *arena, uint64_t len_bytes, bool is_zero, voi
             arena_undo_take(arena, &piece);
             return status;
         }
-        arena_book_populated(arena, &populated, start_ns);
+        rdti_arena_book_populated(arena, &populated, start_ns);
     }
     rdti_segment_use(piece.segment, piece.off_bytes, piece.len_bytes, is_zero);
     *out = piece.segment->addr + piece.off_bytes;
@@ -465,9 +447,17 @@ arena_give_with_pages(struct rdti_arena *arena, uint64_t addr)
 void
 rdti_arena_free(struct rdti_arena *arena, void *addr)
 {
+    uint32_t number = 0;
+
     if (addr == NULL || rdti_in_forked_child())
         return;
     (void)pthread_mutex_lock(&arena->lock);
+    const bool is_read_only = arena_find_segment(arena, (uintptr_t)addr, 1, &number) &&
+                              arena->segments[number]->is_read_only;
+    if (is_read_only) { /* its bytes still count: they are kept */
+        (void)pthread_mutex_unlock(&arena->lock);
+        return;
+    }
     const uint64_t len_bytes = rdti_alloc_len_bytes(arena->alloc, (uintptr_t)addr);
 
     arena->stats.allocated_bytes -= len_bytes;
@@ -500,7 +490,7 @@ rdti_arena_keep_pages(struct rdti_arena *arena, uint32_t segment, struct rdt_err
     bool was_kept = false;
 
     if (rdti_in_forked_child())
-        return arena_forked(err);
+        return rdti_arena_forked(err);
     /* pages_lock: no thread is giving pages of it back now. */
     (void)pthread_mutex_lock(&arena->pages_lock);
     (void)pthread_mutex_lock(&arena->lock);
@@ -523,7 +513,7 @@ rdti_arena_keep_pages(struct rdti_arena *arena, uint32_t segment, struct rdt_err
         (void)pthread_mutex_unlock(&arena->lock);
         return status;
     }
-    arena_book_populated(arena, &populated, start_ns);
+    rdti_arena_book_populated(arena, &populated, start_ns);
     return RDT_OK;
 }
 

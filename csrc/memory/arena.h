@@ -53,6 +53,9 @@ rdt_status rdti_arena_alloc(struct rdti_arena *arena, uint64_t len_bytes, void *
 /* The same with all bytes zero; it does not write pages that were never used. */
 rdt_status rdti_arena_alloc_zero(struct rdti_arena *arena, uint64_t len_bytes, void **out,
                                  struct rdt_error *err);
+/* The same in a segment that other processes map for reading only. The span is never used again. */
+rdt_status rdti_arena_alloc_read_only(struct rdti_arena *arena, uint64_t len_bytes, void **out,
+                                      struct rdt_error *err);
 /* Precondition: no peer may write the bytes any more. NULL is legal; in a forked child: nothing. If
  * alloc did not return addr, logs that and does nothing. */
 void rdti_arena_free(struct rdti_arena *arena, void *addr);

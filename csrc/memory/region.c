@@ -308,13 +308,15 @@ rdti_regions_alloc(struct rdti_regions *regions, uint64_t len_bytes, uint32_t fl
 
     if (rdti_in_forked_child())
         return rdti_regions_forked("region_alloc", err);
-    if ((flags & ~(uint32_t)RDT_REGION_ZERO) != 0)
+    if ((flags & ~(uint32_t)(RDT_REGION_ZERO | RDT_REGION_READ_ONLY)) != 0)
         return rdti_error_set(err, RDT_EINVAL, 0, "region_alloc: flags 0x%x", flags);
     rdt_status status = region_new(regions, len_bytes, &region, err);
 
     if (status != RDT_OK)
         return status;
-    if ((flags & RDT_REGION_ZERO) != 0)
+    if ((flags & RDT_REGION_READ_ONLY) != 0) /* and zero: such memory is not used again */
+        status = rdti_arena_alloc_read_only(regions->arena, len_bytes, &region->addr, err);
+    else if ((flags & RDT_REGION_ZERO) != 0)
         status = rdti_arena_alloc_zero(regions->arena, len_bytes, &region->addr, err);
     else
         status = rdti_arena_alloc(regions->arena, len_bytes, &region->addr, err);

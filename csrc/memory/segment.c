@@ -64,8 +64,8 @@ segment_huge_bytes_left(void)
 }
 
 static rdt_status
-segment_create_mapped(uint64_t len_bytes, unsigned mfd_flags, struct rdti_arena_segment **out,
-                      struct rdt_error *err)
+segment_create_mapped(uint64_t len_bytes, unsigned mfd_flags, bool is_read_only,
+                      struct rdti_arena_segment **out, struct rdt_error *err)
 {
     const uint64_t count = (len_bytes + RDTI_GRANULE_BYTES - 1) / RDTI_GRANULE_BYTES;
     struct rdti_arena_segment *segment = calloc(1, sizeof(*segment) + count);
@@ -77,7 +77,8 @@ segment_create_mapped(uint64_t len_bytes, unsigned mfd_flags, struct rdti_arena_
                               (unsigned long long)count);
     segment->len_bytes = len_bytes;
     segment->granule_count = (uint32_t)count;
-    status = rdti_memfd_create_sealed("rdmatensor-arena", len_bytes, mfd_flags, &segment->fd, err);
+    segment->is_read_only = is_read_only;
+    status = rdti_memfd_create("rdmatensor-arena", len_bytes, mfd_flags, &segment->fd, err);
     if (status != RDT_OK)
         goto err_free;
     status =
@@ -85,6 +86,9 @@ segment_create_mapped(uint64_t len_bytes, unsigned mfd_flags, struct rdti_arena_
     if (status != RDT_OK)
         goto err_close;
     segment->addr = addr;
+    status = rdti_memfd_seal(segment->fd, is_read_only, err); /* this mapping stays writable */
+    if (status != RDT_OK)
+        goto err_unmap;
     if (madvise(segment->addr, len_bytes, MADV_DONTDUMP) != 0) {
         status = rdti_error_set(err, RDT_EDEVICE, errno, "arena: madvise(MADV_DONTDUMP)");
         goto err_unmap;
@@ -108,7 +112,7 @@ segment_create_huge(uint64_t len_bytes, struct rdti_arena_segment **out, struct 
 {
     struct rdti_arena_segment *segment = NULL;
     const rdt_status status =
-        segment_create_mapped(len_bytes, MFD_HUGETLB | MFD_HUGE_2MB, &segment, err);
+        segment_create_mapped(len_bytes, MFD_HUGETLB | MFD_HUGE_2MB, false, &segment, err);
 
     if (status != RDT_OK)
         return status;
@@ -128,12 +132,13 @@ segment_create_huge(uint64_t len_bytes, struct rdti_arena_segment **out, struct 
 }
 
 rdt_status
-rdti_segment_create(uint64_t len_bytes, struct rdti_arena_segment **out, struct rdt_error *err)
+rdti_segment_create(uint64_t len_bytes, bool is_read_only, struct rdti_arena_segment **out,
+                    struct rdt_error *err)
 {
     const uint64_t huge_bytes = segment_huge_bytes_left();
     struct rdt_error huge_err;
 
-    if (len_bytes % RDTI_GRANULE_BYTES == 0 && huge_bytes >= len_bytes) {
+    if (!is_read_only && len_bytes % RDTI_GRANULE_BYTES == 0 && huge_bytes >= len_bytes) {
         if (segment_create_huge(len_bytes, out, &huge_err) == RDT_OK)
             return RDT_OK;
         rdti_log(RDT_LOG_WARN, "arena: %" PRIu64 " bytes on ordinary pages: %s", len_bytes,
@@ -145,7 +150,7 @@ rdti_segment_create(uint64_t len_bytes, struct rdti_arena_segment **out, struct 
                  len_bytes, huge_bytes);
     }
     struct rdti_arena_segment *segment = NULL;
-    const rdt_status status = segment_create_mapped(len_bytes, 0, &segment, err);
+    const rdt_status status = segment_create_mapped(len_bytes, 0, is_read_only, &segment, err);
 
     if (status != RDT_OK)
         return status;

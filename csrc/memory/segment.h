@@ -31,15 +31,17 @@ struct rdti_arena_segment {
     uint8_t *addr; /* a multiple of RDTI_GRANULE_BYTES */
     uint64_t len_bytes;
     int fd;
-    bool is_huge;     /* on reserved huge pages: populated at once and kept */
-    bool keeps_pages; /* guarded by the arena's lock */
+    bool is_huge;        /* on reserved huge pages: populated at once and kept */
+    bool keeps_pages;    /* guarded by the arena's lock */
+    bool is_read_only;   /* for other processes; no page of it is given back */
+    uint64_t used_bytes; /* of one that is, from its start; guarded by the arena's pages_lock */
     uint32_t granule_count;
     _Atomic uint8_t flags[];
 };
 
 /* len_bytes: a multiple of the page size. RDT_ENOMEM, RDT_EDEVICE. */
-rdt_status rdti_segment_create(uint64_t len_bytes, struct rdti_arena_segment **out,
-                               struct rdt_error *err);
+rdt_status rdti_segment_create(uint64_t len_bytes, bool is_read_only,
+                               struct rdti_arena_segment **out, struct rdt_error *err);
 void rdti_segment_destroy(struct rdti_arena_segment *segment); /* unmaps; NULL is legal */
 
 /* Bytes of the granules of [off, off + len_bytes) that a call populated. */

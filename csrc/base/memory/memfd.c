@@ -115,9 +115,9 @@ rdti_memfd_create_sealed(const char *name, uint64_t len_bytes, unsigned mfd_flag
 
 /* ---- Memfds of another process ------------------------------------------------------------- */
 
-/* Checks seals and file system; outputs the file system's block size. */
+/* Checks seals and file system; outputs what they say. */
 static rdt_status
-memfd_check_kind(int fd, const struct rdti_memfd_want *want, uint64_t *page_bytes_out,
+memfd_check_kind(int fd, const struct rdti_memfd_want *want, struct rdti_memfd_found *out,
                  struct rdt_error *err)
 {
     struct statfs fs;
@@ -138,7 +138,8 @@ memfd_check_kind(int fd, const struct rdti_memfd_want *want, uint64_t *page_byte
         return rdti_error_set_rank(err, RDT_EPROTO, want->peer_rank,
                                    "%s: memfd lies on file system 0x%lx, want tmpfs", want->what,
                                    (unsigned long)fs.f_type);
-    *page_bytes_out = (uint64_t)fs.f_bsize;
+    out->page_bytes = (uint64_t)fs.f_bsize;
+    out->is_read_only = (seals & F_SEAL_FUTURE_WRITE) != 0;
     return RDT_OK;
 }
 
@@ -146,10 +147,10 @@ rdt_status
 rdti_memfd_check(int fd, const struct rdti_memfd_want *want, struct rdti_memfd_found *out,
                  struct rdt_error *err)
 {
+    struct rdti_memfd_found found = {0};
     struct stat st;
-    uint64_t page_bytes = 0;
 
-    const rdt_status status = memfd_check_kind(fd, want, &page_bytes, err);
+    const rdt_status status = memfd_check_kind(fd, want, &found, err);
     if (status != RDT_OK)
         return status;
     if (fstat(fd, &st) != 0)
@@ -160,7 +161,8 @@ rdti_memfd_check(int fd, const struct rdti_memfd_want *want, struct rdti_memfd_f
                                    "%s: memfd has %lld bytes, want %llu to %llu", want->what,
                                    (long long)st.st_size, (unsigned long long)want->min_bytes,
                                    (unsigned long long)want->max_bytes);
-    *out = (struct rdti_memfd_found){.len_bytes = (uint64_t)st.st_size, .page_bytes = page_bytes};
+    found.len_bytes = (uint64_t)st.st_size;
+    *out = found;
     return RDT_OK;
 }
 

@@ -46,6 +46,7 @@ struct rdti_memfd_want {
 struct rdti_memfd_found {
     uint64_t len_bytes;
     uint64_t page_bytes; /* of its file system */
+    bool is_read_only;   /* its owner sealed it against other processes' writes */
 };
 
 /*

@@ -20,6 +20,7 @@ enum shm_progress {
 struct shm_attempt {
     struct rdt_error *err; /* not NULL; filled with SHM_REFUSED and SHM_FAILED */
     rdt_status status;     /* of err, else RDT_OK */
+    bool is_for_reading;   /* else a segment that is mapped for reading refuses */
     bool asks_segment;
     uint32_t segment;
     bool rings;

@@ -138,7 +138,9 @@ rdti_shm_execute_read(struct shm_lane *l, const struct rdti_op *op, struct shm_a
 
     if (op->remote.segment == RDT_SEGMENT_NONE)
         return execute_move_private(l, op, attempt);
+    attempt->is_for_reading = true;
     const enum shm_progress reached = rdti_shm_reach(l, &op->remote, block, 1, attempt, &base);
+    attempt->is_for_reading = false; /* it is of several operations */
     if (reached == SHM_DONE)
         rdti_copy((void *)(uintptr_t)block->src, base + block->dst_off, block->len_bytes,
                   RDTI_COPY_TO_OWN);

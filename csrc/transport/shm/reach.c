@@ -29,6 +29,14 @@ rdti_shm_check_generation(const struct shm_lane *l, const struct rdt_remote_regi
     return SHM_REFUSED;
 }
 
+/* Whether an attempt may use the segment as it is mapped. */
+static bool
+reach_may_use(const struct shm_segment *segment, const struct shm_attempt *attempt)
+{
+    return segment->state == SHM_SEGMENT_MAPPED ||
+           (segment->state == SHM_SEGMENT_READ_ONLY && attempt->is_for_reading);
+}
+
 /* For a segment that is not mapped. Its first use requests it from the peer. */
 static enum shm_progress
 reach_ask_segment(struct shm_lane *l, const struct rdt_remote_region *remote,
@@ -43,6 +51,12 @@ reach_ask_segment(struct shm_lane *l, const struct rdt_remote_region *remote,
         attempt->status =
             rdti_error_set(attempt->err, RDT_ESTALE, 0, "the peer has no segment %u (region %u)",
                            remote->segment, remote->index);
+        return SHM_REFUSED;
+    }
+    if (segment->state == SHM_SEGMENT_READ_ONLY) {
+        attempt->status =
+            rdti_error_set(attempt->err, RDT_EINVAL, 0, "region %u of rank %d is for reading only",
+                           remote->index, (int)l->peer_rank);
         return SHM_REFUSED;
     }
     if (segment->state == SHM_SEGMENT_UNKNOWN) {
@@ -62,7 +76,7 @@ rdti_shm_reach(struct shm_lane *l, const struct rdt_remote_region *remote,
 
     if (rdti_shm_check_generation(l, remote, attempt) != SHM_DONE)
         return SHM_REFUSED;
-    if (segment == NULL || segment->state != SHM_SEGMENT_MAPPED)
+    if (segment == NULL || !reach_may_use(segment, attempt))
         return reach_ask_segment(l, remote, attempt);
     if (!rdti_range_ok(remote->segment_off, remote->len_bytes, segment->len_bytes)) {
         attempt->status =

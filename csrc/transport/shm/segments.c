@@ -37,13 +37,13 @@ rdti_shm_segments_get(struct shm_segments *segments, uint32_t number, struct shm
 }
 
 /*
- * Check and map a segment of a peer's arena for reading and writing, excluded from core dumps, and
+ * Check and map a segment of a peer's arena as the peer permits, excluded from core dumps, and
  * at a multiple of the huge page if it is that long. Undone by munmap(addr, len_bytes).
  *   RDT_EPROTO, as rdti_memfd_check()   RDT_ENOMEM
  */
 static rdt_status
 segments_map_segment(int fd, int32_t peer_rank, uint64_t len_bytes, void **out,
-                     struct rdt_error *err)
+                     bool *is_read_only_out, struct rdt_error *err)
 {
     const struct rdti_memfd_want want = {.what = "segment",
                                          .peer_rank = peer_rank,
@@ -63,7 +63,9 @@ segments_map_segment(int fd, int32_t peer_rank, uint64_t len_bytes, void **out,
                                    "segment of %llu bytes in pages of %llu",
                                    (unsigned long long)len_bytes,
                                    (unsigned long long)found.page_bytes);
-    if (len_bytes < SHM_HUGE_PAGE_BYTES)
+    if (found.is_read_only)
+        status = rdti_memfd_map(fd, want.what, len_bytes, PROT_READ, &addr, err);
+    else if (len_bytes < SHM_HUGE_PAGE_BYTES)
         status = rdti_memfd_map(fd, want.what, len_bytes, PROT_READ | PROT_WRITE, &addr, err);
     else
         status = rdti_memfd_map_aligned(fd, want.what, len_bytes, SHM_HUGE_PAGE_BYTES, &addr, err);
@@ -71,6 +73,7 @@ segments_map_segment(int fd, int32_t peer_rank, uint64_t len_bytes, void **out,
         return status;
     (void)madvise(addr, len_bytes, MADV_DONTDUMP); /* it only makes core files smaller */
     *out = addr;
+    *is_read_only_out = found.is_read_only;
     return RDT_OK;
 }
 
@@ -78,9 +81,10 @@ rdt_status
 rdti_shm_segment_map(int fd, int32_t peer_rank, uint64_t len_bytes, struct shm_segment *out,
                      struct rdt_error *err)
 {
+    bool is_read_only = false;
     void *addr = NULL;
 
-    rdt_status status = segments_map_segment(fd, peer_rank, len_bytes, &addr, err);
+    rdt_status status = segments_map_segment(fd, peer_rank, len_bytes, &addr, &is_read_only, err);
     if (status != RDT_OK)
         return status;
     const uint64_t parts = (len_bytes - 1) / SHM_PRESENT_BYTES + 1;
@@ -92,7 +96,7 @@ rdti_shm_segment_map(int fd, int32_t peer_rank, uint64_t len_bytes, struct shm_s
     }
     *out = (struct shm_segment){.addr = addr,
                                 .len_bytes = len_bytes,
-                                .state = SHM_SEGMENT_MAPPED,
+                                .state = is_read_only ? SHM_SEGMENT_READ_ONLY : SHM_SEGMENT_MAPPED,
                                 .is_present = is_present};
     return RDT_OK;
 }
@@ -129,7 +133,7 @@ void
 rdti_shm_segments_fini(struct shm_segments *segments)
 {
     for (uint32_t i = 0; i < segments->count; i++) {
-        if (segments->table[i].state != SHM_SEGMENT_MAPPED)
+        if (!shm_segment_is_mapped(&segments->table[i]))
             continue;
         (void)munmap(segments->table[i].addr, segments->table[i].len_bytes);
         free(segments->table[i].is_present);

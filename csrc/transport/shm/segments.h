@@ -15,7 +15,8 @@ enum shm_segment_state {
     SHM_SEGMENT_UNKNOWN = 0, /* not requested */
     SHM_SEGMENT_ASKED,       /* host->request_segment() was called or is about to be */
     SHM_SEGMENT_MAPPED,
-    SHM_SEGMENT_REFUSED /* the peer has no segment of that number */
+    SHM_SEGMENT_READ_ONLY, /* mapped for reading: the peer permits no more */
+    SHM_SEGMENT_REFUSED    /* the peer has no segment of that number */
 };
 
 struct shm_segment {
@@ -29,6 +30,12 @@ struct shm_segments {
     struct shm_segment *table; /* owned; grows, so pointers into it are valid only under the lock */
     uint32_t count;
 };
+
+static inline bool
+shm_segment_is_mapped(const struct shm_segment *segment)
+{
+    return segment->state == SHM_SEGMENT_MAPPED || segment->state == SHM_SEGMENT_READ_ONLY;
+}
 
 /* The segment, or NULL if its number is beyond the table. */
 static inline struct shm_segment *

@@ -170,7 +170,7 @@ shm_explain(const struct rdti_lane *lane, char *buf, size_t cap)
     }
     rdti_shm_lock(&l->tx_lock);
     for (uint32_t i = 0; i < l->segments.count; i++) {
-        if (l->segments.table[i].state != SHM_SEGMENT_MAPPED)
+        if (!shm_segment_is_mapped(&l->segments.table[i]))
             continue;
         mapped++;
         mapped_bytes += l->segments.table[i].len_bytes;

@@ -104,7 +104,7 @@ rdti_shm_read(struct rdti_lane *lane, struct rdti_op *op, struct rdt_error *err)
     struct shm_lane *l = shm_lane_of(lane);
     const struct rdt_block *block = &op->blocks[0];
     struct rdt_error why;
-    struct shm_attempt attempt = {.err = err != NULL ? err : &why};
+    struct shm_attempt attempt = {.err = err != NULL ? err : &why, .is_for_reading = true};
     uint8_t *base = NULL;
 
     const rdt_status status = transmit_check_op(l, op, err);
@@ -135,7 +135,7 @@ rdti_shm_map_region(struct rdti_lane *lane, const struct rdt_remote_region *remo
     struct shm_lane *l = shm_lane_of(lane);
     const struct rdt_block whole = {.len_bytes = remote->len_bytes};
     struct rdt_error why;
-    struct shm_attempt attempt = {.err = err != NULL ? err : &why};
+    struct shm_attempt attempt = {.err = err != NULL ? err : &why, .is_for_reading = true};
     enum shm_progress progress = SHM_REFUSED;
     uint8_t *base = NULL;
 

@@ -185,7 +185,7 @@ static const struct rdti_memfd_want want_page = {.what = "thing",
 static void
 expect_refused(int fd, const struct rdti_memfd_want *want, const char *why)
 {
-    const struct rdti_memfd_found untouched = {1, 2};
+    const struct rdti_memfd_found untouched = {1, 2, true};
     struct rdti_memfd_found found = untouched;
     struct rdt_error err;
 

@@ -50,7 +50,7 @@ TEST(region_refuses_bad_arguments)
     struct rig rig;
 
     rig_open(&rig);
-    CHECK_STATUS(rdti_regions_alloc(rig.regions, 10, 2, &untouched, &err), RDT_EINVAL);
+    CHECK_STATUS(rdti_regions_alloc(rig.regions, 10, 4, &untouched, &err), RDT_EINVAL);
     CHECK_STATUS(rdti_regions_alloc(rig.regions, UINT64_MAX, 0, &untouched, &err), RDT_ENOMEM);
     CHECK_STATUS(rdti_regions_register(rig.regions, NULL, 1, &untouched, &err), RDT_EINVAL);
     CHECK_STATUS(rdti_regions_register(rig.regions, &remote, UINT64_MAX, &untouched, &err),
