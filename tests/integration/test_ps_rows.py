@@ -69,3 +69,17 @@ def test_a_row_is_of_one_version(consistency: str, transport: str, tmp_path: Pat
     mixed, changes = count_mixed(tmp_path, consistency, transport, 3000)
     assert mixed == 0
     assert changes >= CHANGES, "the row hardly changed: the test shows nothing"
+
+
+def test_a_worker_maps_rows_for_reading_only(tmp_path: Path) -> None:
+    """The server's own mapping, in this process too, is for writing: there are two of the rows."""
+
+    def main(w: ps.Worker) -> list[str]:
+        table = w.table("t", 4, rows=1_000_000, rule=ps.Add(), init=ps.constant(3.0))
+        assert float(table.pull([7]).sum()) == 12.0
+        lines = [one.split() for one in Path("/proc/self/maps").read_text().splitlines()]
+        return [one[1] for one in lines if len(one) > 5 and "rdmatensor-arena" in one[5]]
+
+    results, _ = ps_clusters.run(tmp_path, main, workers=1, servers=1, transport="shm")
+    assert "r--s" in results[0]
+    assert "rw-s" in results[0]

@@ -62,8 +62,8 @@ rdti_ps_table_create(rdt_context *ctx, const struct rdt_ps_table_opts *opts, uin
     if (status == RDT_OK) {
         table->local_rows = table->pool != NULL ? 0 : rdti_ps_map_rows(&table->map, server);
         table->state_floats = rdti_ps_rule_state_floats(&opts->rule, opts->dim);
-        status = rdt_region_alloc(ctx, rdti_ps_rows_bytes(opts, table->local_rows), RDT_REGION_ZERO,
-                                  &table->values, err);
+        status = rdt_region_alloc(ctx, rdti_ps_rows_bytes(opts, table->local_rows),
+                                  RDT_REGION_ZERO | RDT_REGION_READ_ONLY, &table->values, err);
     }
     if (status == RDT_OK)
         status = rdt_region_alloc(ctx, table->local_rows * table->state_floats * sizeof(float), 0,
