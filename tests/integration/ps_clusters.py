@@ -59,6 +59,7 @@ def run(
     for thread in threads:
         thread.join(JOIN_S)
         assert not thread.is_alive(), f"a rank hangs; others failed with {failures}"
-    for rank in sorted(failures):
+    # A rank that was still joining when another failed knows only that the other has left.
+    for rank in sorted(failures, key=lambda rank: ("[wait_ready" in str(failures[rank]), rank)):
         raise failures[rank]
     return results, states
