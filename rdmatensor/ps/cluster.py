@@ -61,8 +61,8 @@ class Cluster:
                 self._publish(self.server._inboxes())
                 for peer, endpoint in zip(peers, endpoints, strict=True):
                     self.server._attach(peer, endpoint, self._regions_of(peer)[index])
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self._end(error)
             raise
 
     def _key(self, rank: int) -> str:
@@ -125,10 +125,14 @@ class Cluster:
         Example:
             >>> cluster.close()
         """
+        self._end(None)
+
+    def _end(self, error: BaseException | None) -> None:
+        """Close everything; ranks that still join get the error as the reason."""
         for one in (self.worker, self.server):
             if one is not None:
                 one.close()
-        self._world.close()
+        self._world._end(error)
 
     def __enter__(self: Own) -> Own:
         return self
@@ -139,7 +143,7 @@ class Cluster:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self._end(error)
 
 
 def join(
