@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rdmatensor import Context, FileStore, Settings, ps
+from rdmatensor.errors import MismatchError
 
 SECRET = b"parameter server"
 JOIN_S = 60.0
@@ -59,7 +60,13 @@ def run(
     for thread in threads:
         thread.join(JOIN_S)
         assert not thread.is_alive(), f"a rank hangs; others failed with {failures}"
-    # A rank that was still joining when another failed knows only that the other has left.
-    for rank in sorted(failures, key=lambda rank: ("[wait_ready" in str(failures[rank]), rank)):
+
+    for rank in sorted(failures, key=lambda rank: (_rank_of_cause(failures[rank]), rank)):
         raise failures[rank]
     return results, states
+
+
+def _rank_of_cause(error: BaseException) -> tuple[bool, bool]:
+    """Order errors: a rank that was refused leaves, and others may know of that only."""
+    is_joining = "[wait_ready" in str(error) or "[join" in str(error)
+    return not isinstance(error, MismatchError), is_joining
