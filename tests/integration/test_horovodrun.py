@@ -31,7 +31,7 @@ import torch
 import horovod.torch as hvd
 hvd.init()
 total = hvd.allreduce(torch.tensor([float(hvd.rank() + 1)]), op=hvd.Sum, name="sum")
-print(hvd.rank(), hvd.size(), int(total), hvd.__name__)
+print(f"{hvd.rank()} {hvd.size()} {int(total)} {hvd.__name__}")
 hvd.shutdown()
 """
 
@@ -353,7 +353,8 @@ def test_init_under_torchrun(tmp_path: Path) -> None:
     words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, path)
     done = _python(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert sorted(line[:5] for line in done.stdout.splitlines()) == ["0 2 3", "1 2 3"]
+    for words in ("0 2 3", "1 2 3"):  # the ranks may write into one line
+        assert words in done.stdout
 
 
 @pytest.mark.parametrize("kind", ["srun", "mpirun"])
