@@ -111,6 +111,7 @@ def test_no_rank_outlives_the_launcher(tmp_path: Path, by: signal.Signals) -> No
     process = subprocess.Popen(
         [*LAUNCH, "-np", "2", sys.executable, str(program(tmp_path, text))],
         cwd=tmp_path, env={**os.environ, "MARK": str(tmp_path)}, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )  # fmt: skip
     deadline_s = time.monotonic() + 60
     while len(list(tmp_path.glob("up*"))) < 2 and time.monotonic() < deadline_s:

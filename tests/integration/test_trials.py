@@ -253,6 +253,7 @@ def test_no_process_outlives_its_driver(tmp_path: Path, kind: str, by: signal.Si
         env={**os.environ, "TRIALS_TEST": str(tmp_path)},
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
     deadline_s = time.monotonic() + 60
     while len(list(tmp_path.glob("up-0-*"))) < 2 and time.monotonic() < deadline_s:
