@@ -191,12 +191,11 @@ rdti_ps_cut_advance(rdt_ps_server *server)
     else if (taker->is_dead || taker->has_left)
         (void)rdti_error_set(&err, RDT_ECLOSED, 0, "worker %u, which saved, is gone",
                              server->cut.worker);
-    else if (server->cut.phase == RDTI_PS_CUT_HOLDS)
+    else if (server->cut.phase == RDTI_PS_CUT_HOLDS ||
+             (!cut_is_reached(server, &err) && err.status == RDT_OK))
         return;
-    else if (cut_is_reached(server, &err))
-        (void)cut_begin(server, &err);
     else if (err.status == RDT_OK)
-        return;
+        (void)cut_begin(server, &err);
     cut_end(server, &err);
 }
 
