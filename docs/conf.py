@@ -41,6 +41,7 @@ autodoc_preserve_defaults = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+napoleon_use_ivar = True  # else the type bytes leads to attributes of that name
 napoleon_custom_sections = ["Errors", "Ownership", "Shapes", "Threads", "Units", "Use"]
 
 # Types of other projects, whose inventories are not fetched, and private ones of annotations.
@@ -49,6 +50,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(torch|numpy|np|dist|c10d|collections|typing|types|pathlib|weakref|os)\b.*"),
     ("py:(class|obj)", r".*\b(_\w+)(\.\w+)*"),
     ("py:(class|obj)", r"[A-Z]\w*"),
+    ("py:class", r"optuna\..*|rdmatensor\.trials\.launchers\.(Fleet|Launcher)"),
     ("c:identifier", r"(u?int\d+|size|uintptr|ssize)_t"),
 ]
 

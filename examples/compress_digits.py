@@ -113,7 +113,7 @@ def draw(result: compress.Result, out: Path) -> None:
     from matplotlib.figure import Figure
 
     kept = [entry for entry in result.history if entry.is_accepted]
-    sizes = [1.0, *(entry.bytes / result.dense_bytes for entry in kept)]
+    sizes = [1.0, *(entry.size_bytes / result.dense_bytes for entry in kept)]
     losses = [result.base, *(entry.loss for entry in kept)]
     (out / "size.json").write_text(json.dumps({"bytes": sizes, "loss": losses}))
     figure = Figure(figsize=(7, 4), layout="constrained")

@@ -18,13 +18,14 @@ optimizers, DistributedDataParallel and planned models go on with them.
 from __future__ import annotations
 
 from rdmatensor.compress.export import load
-from rdmatensor.compress.policy import Policy, Progressive, Prune, Quantize, Target
+from rdmatensor.compress.policy import Item, Policy, Progressive, Prune, Quantize, Target
 from rdmatensor.compress.process import run
 from rdmatensor.compress.result import Result, Round
 from rdmatensor.compress.sensitivity import Curve, sensitivity
 
 __all__ = [
     "Curve",
+    "Item",
     "Policy",
     "Progressive",
     "Prune",

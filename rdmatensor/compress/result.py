@@ -23,14 +23,14 @@ class Round:
         is_quantized: Whether weights took few values in this round.
         loss: After retraining; None without evaluate=.
         is_accepted: False: the round was undone.
-        bytes: Of the model's parameters after this round, were it kept.
+        size_bytes: Of the model's parameters after this round, were it kept.
     """
 
     degrees: dict[str, float]
     is_quantized: bool
     loss: float | None
     is_accepted: bool
-    bytes: int
+    size_bytes: int
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Result:
         return {name: part.alive.clone() for name, part in parts.items() if part is not None}
 
     @property
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         """Bytes of the parameters as export("codebook") stores them."""
         return model_bytes(self.model, self.items)
 
@@ -126,8 +126,8 @@ def _table(result: Result) -> str:
             f"{item.name:<{width}}  {100 * degree:6.1f}  {values:<11}"
             f"{size / 1024:7.1f}  {was / 1024:8.1f}"
         )
-    share = result.bytes / result.dense_bytes
-    lines.append(f"model: {result.bytes} of {result.dense_bytes} bytes ({100 * share:.1f} %)")
+    share = result.size_bytes / result.dense_bytes
+    lines.append(f"model: {result.size_bytes} of {result.dense_bytes} bytes ({100 * share:.1f} %)")
     if slow:
         lines.append(
             "Tensors with fewer than 80 % zeros save memory and traffic, no time: on a CPU their "

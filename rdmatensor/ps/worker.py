@@ -54,7 +54,6 @@ class Worker(Closable):
         workers: Number of workers.
         servers: Number of servers.
         kv: Named tensors on the servers.
-        steps: Steps that this worker has ended, with those before a restored checkpoint.
 
     Threads:
         Any thread; operations run one after the other.
@@ -238,7 +237,7 @@ class Worker(Closable):
 
     @property
     def steps(self) -> int:
-        """Return the steps that this worker has ended."""
+        """Steps that this worker has ended, with those before a restored checkpoint."""
         return int(lib.rdt_ps_worker_clock(self._handle.get("clock")))
 
     def save(self, path: str | os.PathLike[str], *, incremental: bool = False) -> Saving:

@@ -170,11 +170,11 @@ def test_chosen_degrees_lose_less_than_equal_ones(tasks: dict[str, Task], name: 
     one = compress.Policy(compress.Prune("*", block=BLOCK, to=0.7))
     flat = compress.run(equal.model, one, progress=False)
     chosen = copy.deepcopy(tasks[name])
-    share = flat.bytes / flat.dense_bytes
+    share = flat.size_bytes / flat.dense_bytes
     policy = compress.Policy(compress.Prune("*", block=BLOCK), total=compress.Target(bytes=share))
     curve = compress.sensitivity(chosen.model, policy, chosen.evaluate, progress=False)
     result = compress.run(chosen.model, policy, curve=curve, progress=False)
-    assert result.bytes <= flat.bytes
+    assert result.size_bytes <= flat.size_bytes
     assert chosen.evaluate(chosen.model) < equal.evaluate(equal.model)
 
 

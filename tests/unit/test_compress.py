@@ -184,8 +184,8 @@ def test_a_codebook_takes_the_bytes_that_were_promised() -> None:
             return value.numel() * value.element_size()
         return sum(map(tensors, value.values())) if isinstance(value, dict) else 0
 
-    assert tensors(result.export("codebook")["state"]) == pytest.approx(result.bytes, rel=0.02)
-    assert result.bytes < 0.55 * result.dense_bytes
+    assert tensors(result.export("codebook")["state"]) == pytest.approx(result.size_bytes, rel=0.02)
+    assert result.size_bytes < 0.55 * result.dense_bytes
 
 
 def test_shared_weights_are_compressed_once_for_all_owners() -> None:
@@ -308,7 +308,7 @@ def test_the_table_names_tensors_rounds_and_what_is_not_faster() -> None:
     assert "0.weight" in text
     assert "clustered 3" in text
     assert "no time" in text
-    assert f"{result.bytes} of {result.dense_bytes} bytes" in text
+    assert f"{result.size_bytes} of {result.dense_bytes} bytes" in text
 
 
 class Two(nn.Module):
