@@ -81,7 +81,7 @@ def test_the_smallest_crossover(tmp_path: Path) -> None:
     if "unshare is refused" in done.stdout + done.stderr and not os.environ.get("CI"):
         pytest.skip("unshare is refused")
     assert done.returncode == 0, done.stdout + done.stderr
-    records = load(kept).quietest.records
+    records = [one for one in load(kept).quietest.records if "missing" not in one]
     cells = {(one["transport"], one["name"]) for one in records}
     assert {path for path, _ in cells} == {"tcp", "hosts 500mbit"}
     assert len(cells) == 2 * 6
