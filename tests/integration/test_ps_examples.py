@@ -81,6 +81,7 @@ class Jobs:
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
     """The names of the examples; the server "server" serves in them, and another in a thread."""
+    monkeypatch.chdir(tmp_path)  # examples save into the folder that they run in
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
