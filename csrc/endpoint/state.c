@@ -172,12 +172,15 @@ rdti_path_drop_pidfd(rdt_endpoint *ep)
 void
 rdti_endpoint_take_arrivals(rdt_endpoint *ep)
 {
-    const struct rdti_lane *next = rdti_failover_lane(ep); /* the peer has moved already */
+    struct rdti_lane *next = rdti_failover_lane(ep); /* the peer has moved already */
+    struct rdti_lane *lane = next != NULL ? next : ep->lane;
     const uint32_t id = next != NULL ? next->transport->id : rdti_endpoint_transport_id(ep);
     const struct rdti_found *found = &ep->ctx->found[id];
     const uint32_t own = id == RDT_TRANSPORT_AUTO ? 0 : found->transport->caps.arrival_passes;
     const uint32_t passes = own != 0 ? own : ARRIVAL_PASSES;
 
+    if (lane != NULL && lane->transport->hear != NULL)
+        lane->transport->hear(lane);
     /* Bounded: the peer writes nothing more, but other lanes of the transport may. */
     for (uint32_t i = 0; i < passes && ep->lane != NULL && found->transport->poll(found->state) > 0;
          i++)

@@ -319,6 +319,9 @@ struct rdti_transport {
      * so.
      */
     void (*arm)(void *state);
+    /* [driver] The following poll() takes what the lane's descriptors hold now, whether or not an
+     * event has announced it. NULL: poll() always does so. */
+    void (*hear)(struct rdti_lane *lane);
     /* Whether arrivals are signalled by file descriptors while any lane is open. */
     bool (*needs_epoll)(void *state);
 

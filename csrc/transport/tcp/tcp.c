@@ -440,6 +440,18 @@ tcp_needs_epoll(void *state)
 }
 
 static void
+tcp_hear(struct rdti_lane *base)
+{
+    struct rdti_tcp_lane *lane = (struct rdti_tcp_lane *)base;
+
+    if (rdti_tcp_phase_of(lane) != RDTI_TCP_READY)
+        return;
+    for (uint32_t i = 0; i < lane->stream_count; i++)
+        lane->streams[i]->hot_left = RDTI_TCP_HOT_PASSES;
+    rdti_tcp_make_hot(lane);
+}
+
+static void
 tcp_explain(const struct rdti_lane *base, char *buf, size_t cap)
 {
     const struct rdti_tcp_lane *lane = (const struct rdti_tcp_lane *)base;
@@ -503,6 +515,7 @@ const struct rdti_transport rdti_transport_tcp = {
     .read = rdti_tcp_read,
     .poll = tcp_poll,
     .needs_epoll = tcp_needs_epoll,
+    .hear = tcp_hear,
     .explain = tcp_explain,
     .is_idle = tcp_is_idle,
     .close_lane = tcp_close_lane,

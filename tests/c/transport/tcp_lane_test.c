@@ -361,6 +361,33 @@ TEST(a_write_is_over_once_its_target_has_placed_it)
     fake_tcp_pair_close(&p);
 }
 
+/* What lies in the sockets of a quiet lane is delivered before its event was seen. */
+TEST(a_quiet_lane_is_heard_without_an_event)
+{
+    struct fake_tcp_pair p = {0};
+    struct fake_op op;
+
+    fake_tcp_pair_open(&p, 2, AF_INET);
+    struct fake_region *region = fake_region(&p.b, 64);
+    for (int i = 0; i < 1000; i++) /* until b polls no socket on its own */
+        (void)fake_pump(&p.b);
+    fake_write(&op, "12345678", 8, &region->remote, 0, rdti_notify_user(1));
+    fake_must_start(&p.ab, &op);
+    for (int i = 0; i < 50; i++) {
+        (void)fake_pump(&p.a);
+        test_sleep_ns(1000000);
+    }
+    CHECK_INT_EQ(p.ba.notify_count, 0);
+    (void)pthread_mutex_lock(&p.b.engine);
+    p.b.transport->hear(p.ba.lane);
+    (void)p.b.transport->poll(p.b.state);
+    (void)pthread_mutex_unlock(&p.b.engine);
+    CHECK_INT_EQ(p.ba.notify_count, 1);
+    CHECK_MEM_EQ(region->addr, "12345678", 8);
+    FAKE_TCP_PUMP(&p, fake_op_is_done(&op));
+    fake_tcp_pair_close(&p);
+}
+
 /* No port is used up by traffic: the sockets of a pair are those of its first write. */
 TEST(a_thousand_writes_need_no_other_socket)
 {
