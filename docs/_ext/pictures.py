@@ -162,7 +162,7 @@ def path_choice() -> Figure:
     for number, (question, name, meaning) in enumerate(steps):
         top = 3 + number * 30
         box(axes, (3, top, 33, 16), question, colour=GREY)
-        box(axes, (49, top + 2, 19, 12), "a real write\narrives?", colour=ORANGE)
+        box(axes, (49, top + 2, 19, 12), "a test write\narrives?", colour=ORANGE)
         box(axes, (79, top + 2, 19, 12), f"{name}\n{meaning}", colour=GREEN, size=SIZE - 2)
         arrow(axes, (36, top + 8), (49, top + 8), "yes")
         arrow(axes, (68, top + 8), (79, top + 8), "yes", colour=GREEN)

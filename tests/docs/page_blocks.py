@@ -190,7 +190,8 @@ class Page:
         )
 
     def here(self, command: str) -> str:
-        """Return a command with this machine in place of hosts, and free ports."""
+        """Return a command with this machine in place of hosts, free ports, and the page's home."""
+        command = command.replace("$HOME", str(self.folder))
         for name, stands in {**_HOSTS, **self.ports}.items():
             command = re.sub(rf"\b{name}\b", stands, command)
         return command

@@ -88,6 +88,7 @@ anything
 """
     assert page.run(text) == 3
     assert page.here("node1:29500") == f"127.0.0.1:{page.ports['29500']}"
+    assert page.here('cat "$HOME/secret"') == f'cat "{tmp_path}/secret"'
 
 
 def test_output_of_ranks_is_compared_whatever_their_order() -> None:
