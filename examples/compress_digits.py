@@ -63,6 +63,12 @@ class Task:
         self.net.eval()
         return float(nn.functional.cross_entropy(self.net(self.test_x), self.test_y).item())
 
+    @torch.no_grad()
+    def accuracy(self) -> float:
+        """Return the share of the test images that are read right."""
+        self.net.eval()
+        return float((self.net(self.test_x).argmax(1) == self.test_y).float().mean())
+
     def score(self, model: nn.Module) -> None:
         """Run the backward passes from which contributions are measured."""
         for some in torch.arange(len(self.y)).split(8):
@@ -83,6 +89,7 @@ def main() -> None:
         rank, world = dist.get_rank(), dist.get_world_size()
     task = Task(rank, world)
     task.train(task.model, arguments.epochs)
+    before = task.accuracy()
     # What may be compressed, and how
     policy = compress.Policy(
         compress.Prune("2", by="contribution", block=(1, 9)),
@@ -103,6 +110,7 @@ def main() -> None:
         draw(result, arguments.out)
         torch.save(result.export("codebook"), arguments.out / "small.pt")
         print(result.table())
+        print(f"test images read right: {before:.1%} before, {task.accuracy():.1%} after")
         print(f"written to {arguments.out}")
     if world > 1:
         dist.destroy_process_group()
