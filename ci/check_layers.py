@@ -29,6 +29,7 @@ COLLECTIVES = frozenset(
     {
         "collectives",
         "collectives/board",
+        "collectives/lossy",
         "collectives/reduce",
         "collectives/schedule",
         "collectives/select",

@@ -35,7 +35,7 @@ NOUNS = {
     "wire/endpoint/verbs.c": "wire_verbs",
 }
 # What the sources that fill in a template, a loops.h, call its parts.
-TEMPLATE = frozenset({"f16_widen", "f16_narrow", "TABLE"})
+TEMPLATE = frozenset({"f16_widen", "f16_narrow", "ENCODE_VALUES", "TABLE"})
 MOST_NOUNS = 25
 
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)

@@ -29,6 +29,9 @@ target_link_libraries(rdmatensor_objects PRIVATE rdmatensor_flags)
 # clang does so by default, and gcc does with GNU extensions.
 set_source_files_properties("${RDMATENSOR_CSRC}/collectives/reduce/avx2.c"
                             "${RDMATENSOR_CSRC}/collectives/reduce/generic.c"
+                            "${RDMATENSOR_CSRC}/collectives/lossy/avx2.c"
+                            "${RDMATENSOR_CSRC}/collectives/lossy/avx512.c"
+                            "${RDMATENSOR_CSRC}/collectives/lossy/generic.c"
                             PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
 # Square roots are vectorised only where they need not set errno.
 set_source_files_properties("${RDMATENSOR_CSRC}/ps/rules/avx2.c"

@@ -4,20 +4,12 @@
  *   TABLE           the name of the table
  *   f16_widen()     count halves at `in` to floats
  *   f16_narrow()    and back
- *
- * INDEPENDENT promises that no iteration depends on another, which holds also where dst equals an
- * operand; `restrict` would not, and without either the compiler adds a slow path for it.
  */
 #include "collectives/reduce/half.h"
+#include "collectives/reduce/independent.h"
 #include "collectives/reduce/kernels.h"
 
 #include <stddef.h>
-
-#if defined(__clang__)
-#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define INDEPENDENT _Pragma("GCC ivdep")
-#endif
 
 #define LOOP(name, type, expression)                                          \
     static void name(void *dst, const void *lhs, const void *rhs, uint64_t n) \
