@@ -13,6 +13,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <string>
 #include <thread>
@@ -35,6 +36,14 @@ namespace rdmatensor
 using Milliseconds = std::chrono::milliseconds;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using Tensors = std::vector<at::Tensor>;
+
+/* How a tensor travels: RDT_WIRE_*, the block of RDT_WIRE_Q8, and what encoding lost. */
+struct LossyWire {
+    uint32_t wire;
+    uint32_t block;
+    std::optional<at::Tensor> residual;
+    bool is_async;
+};
 
 class Backend final : public c10d::Backend
 {
@@ -179,6 +188,14 @@ class Backend final : public c10d::Backend
                           std::vector<int64_t> &output_splits, std::vector<int64_t> &input_splits,
                           const c10d::AllToAllOptions &opts) override;
     WorkPtr alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions &opts) override;
+    /* lossy.cpp: of row-major tensors; null if it is not asynchronous. Between calls the residual
+     * is the caller's. */
+    WorkPtr lossy_allreduce(const at::Tensor &tensor, const c10d::ReduceOp &op,
+                            const LossyWire &wire);
+    WorkPtr lossy_reduce_scatter(const at::Tensor &output, const at::Tensor &input,
+                                 const c10d::ReduceOp &op, const LossyWire &wire);
+    WorkPtr lossy_allgather(const at::Tensor &output, const at::Tensor &input,
+                            const LossyWire &wire);
     WorkPtr barrier(const c10d::BarrierOptions &opts) override;
     void monitoredBarrier(const c10d::BarrierOptions &opts, bool waits_for_all) override;
 
@@ -220,6 +237,8 @@ class Backend final : public c10d::Backend
     rdt_transfer *run_at_once(Operation &operation, const Call &call);
     WorkPtr work_of(Operation &operation, rdt_transfer *transfer);
     WorkPtr start(Operation operation, const std::vector<Call> &calls);
+    WorkPtr start_lossy(rdt_coll_args args, const LossyWire &wire, const at::Tensor &input,
+                        const at::Tensor &output);
     std::shared_ptr<Persistent> post_exchange(Operation &operation, const rdt_coll_args &args,
                                               const at::Tensor &tensor, WorkPtr &exchange);
     WorkPtr post_bind(rdt_persistent *handle);

@@ -325,6 +325,37 @@ bindings_as_list(Backend &backend)
 }
 
 void
+bind_lossy(py::class_<Backend, c10::intrusive_ptr<Backend>, c10d::Backend> &type)
+{
+    type.def(
+            "_lossy_all_reduce",
+            [](Backend &self, const at::Tensor &tensor, const c10d::ReduceOp &op, uint32_t wire,
+               uint32_t block, const std::optional<at::Tensor> &residual, bool is_async) {
+                return self.lossy_allreduce(tensor, op, {wire, block, residual, is_async});
+            },
+            py::arg("tensor"), py::arg("op"), py::arg("wire"), py::arg("block"),
+            py::arg("residual"), py::arg("is_async"), Unlocked())
+        .def(
+            "_lossy_reduce_scatter",
+            [](Backend &self, const at::Tensor &output, const at::Tensor &input,
+               const c10d::ReduceOp &op, uint32_t wire, uint32_t block,
+               const std::optional<at::Tensor> &residual, bool is_async) {
+                return self.lossy_reduce_scatter(output, input, op,
+                                                 {wire, block, residual, is_async});
+            },
+            py::arg("output"), py::arg("tensor"), py::arg("op"), py::arg("wire"), py::arg("block"),
+            py::arg("residual"), py::arg("is_async"), Unlocked())
+        .def(
+            "_lossy_all_gather",
+            [](Backend &self, const at::Tensor &output, const at::Tensor &input, uint32_t wire,
+               uint32_t block, const std::optional<at::Tensor> &residual, bool is_async) {
+                return self.lossy_allgather(output, input, {wire, block, residual, is_async});
+            },
+            py::arg("output"), py::arg("tensor"), py::arg("wire"), py::arg("block"),
+            py::arg("residual"), py::arg("is_async"), Unlocked());
+}
+
+void
 bind_groups(py::module_ &m)
 {
     py::class_<Rendezvous, c10::intrusive_ptr<Rendezvous>>(m, "Rendezvous")
@@ -351,8 +382,8 @@ bind_groups(py::module_ &m)
         .def("run", &Persistent::run, Unlocked())
         .def("close", &Persistent::close, Unlocked());
     /* torch binds these for its own backends, but not for their base class. */
-    py::class_<Backend, c10::intrusive_ptr<Backend>, c10d::Backend>(m, "Backend")
-        .def_property_readonly("options", &Backend::getBackendOptions)
+    py::class_<Backend, c10::intrusive_ptr<Backend>, c10d::Backend> type(m, "Backend");
+    type.def_property_readonly("options", &Backend::getBackendOptions)
         .def("get_error", &Backend::getError, Unlocked())
         .def("_counters", &counters_as_dict)
         .def("last_operations", &last_operations)
@@ -366,6 +397,7 @@ bind_groups(py::module_ &m)
         .def("break_group", &Backend::break_group, py::arg("reason"), Unlocked())
         .def("everyone", &Backend::everyone, py::arg("what"), py::arg("mine"), Unlocked())
         .def("_set_default_timeout", &Backend::setTimeout, py::arg("timeout"), Unlocked());
+    bind_lossy(type);
 }
 
 } // namespace

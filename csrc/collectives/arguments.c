@@ -3,9 +3,12 @@
 #include "base/error.h"
 #include "collectives/collective.h"
 
+#include <stddef.h>
 #include <stdio.h>
+#include <string.h>
 
 enum {
+    ARGS_LEAST_BYTES = offsetof(struct rdt_coll_args, wire), /* ABI 1.0 */
     HAS_ROOT = 1 << 0,
     HAS_REDUCTION = 1 << 1,
     /* The buffers that a member needs; those of the root only where it has one. */
@@ -221,6 +224,15 @@ args_accept_alltoall(const struct rdti_coll *coll, struct rdt_error *err)
     return RDT_OK;
 }
 
+struct rdt_coll_args
+rdti_coll_args_known(const struct rdt_coll_args *args)
+{
+    struct rdt_coll_args known = {0};
+
+    memcpy(&known, args, args->struct_size < sizeof(known) ? args->struct_size : sizeof(known));
+    return known;
+}
+
 /* Fields without a meaning for the operation must not make members differ. */
 static void
 args_clear_unused(struct rdt_coll_args *args, unsigned traits)
@@ -258,7 +270,7 @@ rdti_coll_accept(struct rdti_coll *coll, rdt_group *group, const struct rdt_coll
 {
     rdt_status status = RDT_OK;
 
-    if (args->struct_size < sizeof(*args))
+    if (args->struct_size < ARGS_LEAST_BYTES)
         return rdti_error_set(err, RDT_EINVAL, 0, "rdt_coll_args.struct_size is %u, want %zu",
                               args->struct_size, sizeof(*args));
     if (args->op < RDT_COLL_BROADCAST || args->op > RDT_COLL_BARRIER)
@@ -266,7 +278,7 @@ rdti_coll_accept(struct rdti_coll *coll, rdt_group *group, const struct rdt_coll
     coll->group = group;
     coll->rank = rdt_group_rank(group);
     coll->size = rdt_group_size(group);
-    coll->args = *args;
+    coll->args = rdti_coll_args_known(args);
     status = rdti_coll_accept_flags(args, err);
     if (status != RDT_OK)
         return status;
@@ -279,7 +291,8 @@ rdti_coll_accept(struct rdti_coll *coll, rdt_group *group, const struct rdt_coll
         status = args_accept_dtype(coll, err);
     if (status == RDT_OK && (traits & HAS_REDUCTION) != 0)
         status = args_accept_reduction(coll, err);
-    if (status == RDT_OK && args->op == RDT_COLL_ALLTOALL)
-        return args_accept_alltoall(coll, err);
-    return status == RDT_OK ? args_accept_buffers(coll, traits, err) : status;
+    if (status == RDT_OK)
+        status = args->op == RDT_COLL_ALLTOALL ? args_accept_alltoall(coll, err)
+                                               : args_accept_buffers(coll, traits, err);
+    return status == RDT_OK ? rdti_lossy_accept(coll, err) : status;
 }

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "collectives/collective.h"
+#include "wire/group/lossy_code.h"
 
 enum {
     ARRAYS = 6,          /* of struct rdt_coll_args */
@@ -28,6 +29,7 @@ arrays_keep(uint64_t **at, uint32_t size, const void *array)
 _Static_assert(sizeof(void *) <= sizeof(uint64_t), "an array of addresses fits");
 _Static_assert((unsigned)RDT_C128 <= RDT_DESC_MASK && (unsigned)RDT_BXOR <= RDT_DESC_MASK,
                "a descriptor has room for a number above them");
+_Static_assert((unsigned)RDT_COLL_BARRIER <= RDT_DESC_MASK, "and for a lossy format");
 
 rdt_status
 rdti_coll_keep_arrays(struct rdti_coll *coll, struct rdt_error *err)
@@ -119,7 +121,7 @@ rdti_coll_plain_desc(const struct rdti_coll *coll)
     const struct rdt_coll_args *args = &coll->args;
 
     return (struct rdt_message_desc){
-        .op = args->op,
+        .op = args->op | coll->lossy.code << RDT_DESC_BITS,
         .dtype = args->dtype,
         .reduce_op = args->reduce_op,
         .root = coll->pack != NULL               ? rdti_pack_digest(coll)
@@ -153,17 +155,18 @@ arrays_in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
     const uint32_t number =
         (desc->dtype & ~RDT_DESC_MASK) | (desc->reduce_op & ~RDT_DESC_MASK) >> RDT_DESC_BITS;
     const uint32_t reduce_op = desc->reduce_op & RDT_DESC_MASK;
+    const uint32_t op = desc->op & RDT_DESC_MASK;
     char kind[40] = "";
-    const bool is_reduction = desc->op == RDT_COLL_ALLREDUCE || desc->op == RDT_COLL_REDUCE ||
-                              desc->op == RDT_COLL_REDUCE_SCATTER;
-    const bool has_root = desc->op == RDT_COLL_BROADCAST || desc->op == RDT_COLL_SCATTER ||
-                          desc->op == RDT_COLL_REDUCE || desc->op == RDT_COLL_GATHER;
+    const bool is_reduction =
+        op == RDT_COLL_ALLREDUCE || op == RDT_COLL_REDUCE || op == RDT_COLL_REDUCE_SCATTER;
+    const bool has_root = op == RDT_COLL_BROADCAST || op == RDT_COLL_SCATTER ||
+                          op == RDT_COLL_REDUCE || op == RDT_COLL_GATHER;
     char reduction[24] = "";
     char root[40] = "";
 
     if (number != 0)
         (void)snprintf(kind, sizeof(kind), "the persistent (number %u) ", number);
-    if (desc->op == RDT_COLL_BARRIER) {
+    if (op == RDT_COLL_BARRIER) {
         (void)snprintf(words, cap, "%sbarrier", kind);
         return;
     }
@@ -175,9 +178,9 @@ arrays_in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
         (void)snprintf(root, sizeof(root), " in parts (digest 0x%04x)", desc->root);
     else if (desc->root != 0)
         (void)snprintf(root, sizeof(root), " with label %u", desc->root);
-    (void)snprintf(words, cap, "%s%s%s of %llu %s%s", kind, rdti_coll_name(desc->op), reduction,
+    (void)snprintf(words, cap, "%s%s%s of %llu %s%s%s", kind, rdti_coll_name(op), reduction,
                    (unsigned long long)desc->count, rdt_dtype_name(desc->dtype & RDT_DESC_MASK),
-                   root);
+                   rdti_lossy_words(desc->op), root);
 }
 
 rdt_status

@@ -540,7 +540,11 @@ rdt_coll_post_packed(rdt_group *group, const struct rdt_coll_args *args,
     if (group == NULL || args == NULL || out == NULL || (parts == NULL && part_count > 0))
         return rdti_error_set(err, RDT_EINVAL, 0,
                               "rdt_coll_post_packed: group, args, parts or out is NULL");
-    struct rdt_coll_args plain = *args;
+    struct rdt_coll_args plain = rdti_coll_args_known(args);
+
+    if (plain.wire != RDT_WIRE_EXACT)
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "rdt_coll_post_packed: a lossy wire is for single tensors");
     plain.count = 0;
     plain.send = NULL;
     plain.recv = NULL;

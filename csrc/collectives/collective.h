@@ -18,6 +18,7 @@
 
 #include "collectives/board/board.h"
 #include "collectives/coalesce.h"
+#include "collectives/lossy/lossy.h"
 #include "collectives/reduce/kernels.h"
 #include "collectives/schedule/schedule.h"
 #include "rdmatensor.h"
@@ -84,6 +85,7 @@ struct rdti_coll {
     rdti_divide_fn divide; /* NULL unless the operation is an average */
     uint32_t divisor;      /* for it: the group's size, also in a part of a collective; else 1 */
     rdti_fold_fn fold;     /* of halves; NULL: operands are reduced two by two */
+    struct rdti_lossy lossy;
     uint64_t sequence;
     uint64_t start_ns;
     uint64_t timeout_ns;
@@ -99,6 +101,8 @@ struct rdti_coll {
 
 /* arguments.c: flags that a call may have. */
 rdt_status rdti_coll_accept_flags(const struct rdt_coll_args *args, struct rdt_error *err);
+/* arguments.c: the fields that the caller's header has; the others are 0. */
+struct rdt_coll_args rdti_coll_args_known(const struct rdt_coll_args *args);
 /* arguments.c: checks args and fills coll->args and all that follows from it but the schedule. */
 rdt_status rdti_coll_accept(struct rdti_coll *coll, rdt_group *group,
                             const struct rdt_coll_args *args, struct rdt_error *err);

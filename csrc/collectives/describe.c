@@ -117,6 +117,26 @@ coll_describe_put_pass(struct text *text, const char *name, const struct rdti_te
                       (unsigned long long)(spent_ns % NS_PER_S));
 }
 
+/* Of lossy collectives; nothing if there were none. */
+static void
+coll_describe_put_wire(struct text *text, const struct rdti_team *team)
+{
+    const struct rdti_lossy_counts *counts = team == NULL ? NULL : &team->lossy;
+
+    /* relaxed: partner in lossy/piece.c */
+    if (counts == NULL || atomic_load_explicit(&counts->exact_bytes, memory_order_relaxed) == 0)
+        return;
+    coll_describe_put(text,
+                      ",\"wire\":{\"sent_bytes\":%llu,\"exact_bytes\":%llu,"
+                      "\"not_finite_blocks\":%llu,\"saturated_blocks\":%llu",
+                      atomic_load_explicit(&counts->sent_bytes, memory_order_relaxed),
+                      atomic_load_explicit(&counts->exact_bytes, memory_order_relaxed),
+                      atomic_load_explicit(&counts->not_finite, memory_order_relaxed),
+                      atomic_load_explicit(&counts->saturated, memory_order_relaxed));
+    coll_describe_put_pass(text, "coding_s", team, RDTI_PASS_LOSSY);
+    coll_describe_put(text, "}");
+}
+
 /* The lines of a file of costs become members. */
 static void
 coll_describe_put_costs(struct text *text, const struct rdti_team *team)
@@ -157,6 +177,7 @@ rdt_group_coll_describe(const rdt_group *group, char *buf, size_t cap, size_t *n
     coll_describe_put_ran(&text, team);
     coll_describe_put_pass(&text, "summing_s", team, RDTI_PASS_SUM);
     coll_describe_put_pass(&text, "copying_s", team, RDTI_PASS_COPY);
+    coll_describe_put_wire(&text, team);
     if (verdict == RDTI_VERDICT_HOSTS)
         coll_describe_put_hosts(&text, team);
     if (verdict == RDTI_VERDICT_HOSTS || verdict == RDTI_VERDICT_MESSAGES) {

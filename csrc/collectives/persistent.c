@@ -106,6 +106,9 @@ persistent_coll_make(rdt_group *group, const struct rdt_coll_args *args,
     rdt_status status = rdti_coll_accept(coll, group, args, err);
     if (status == RDT_OK && args->flags != 0)
         status = rdti_error_set(err, RDT_EINVAL, 0, "rdt_coll_init: flags belong to a start");
+    if (status == RDT_OK && coll->args.wire != RDT_WIRE_EXACT)
+        status = rdti_error_set(err, RDT_EINVAL, 0,
+                                "rdt_coll_init: a lossy wire is for rdt_coll_post()");
     if (status == RDT_OK && coll->size > 1)
         status = rdti_team_get(group, &coll->team, err);
     if (status == RDT_OK)

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "group/group_impl.h"
 #include "message/request_impl.h"
+#include "wire/group/lossy_code.h"
 
 /* An operation's description fits. */
 #define WORDS_BYTES 160
@@ -46,8 +47,9 @@ mismatch_op_name(uint32_t op)
 static void
 mismatch_root_in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
 {
-    const bool is_from_root = desc->op == RDT_COLL_BROADCAST || desc->op == RDT_COLL_SCATTER;
-    const bool is_to_root = desc->op == RDT_COLL_REDUCE || desc->op == RDT_COLL_GATHER;
+    const uint32_t op = desc->op & RDT_DESC_MASK;
+    const bool is_from_root = op == RDT_COLL_BROADCAST || op == RDT_COLL_SCATTER;
+    const bool is_to_root = op == RDT_COLL_REDUCE || op == RDT_COLL_GATHER;
 
     words[0] = '\0';
     if (is_from_root || is_to_root)
@@ -62,8 +64,9 @@ mismatch_root_in_words(const struct rdt_message_desc *desc, char *words, size_t 
 static void
 mismatch_in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
 {
-    const bool is_reduction = desc->op == RDT_COLL_ALLREDUCE || desc->op == RDT_COLL_REDUCE ||
-                              desc->op == RDT_COLL_REDUCE_SCATTER;
+    const uint32_t op = desc->op & RDT_DESC_MASK;
+    const bool is_reduction =
+        op == RDT_COLL_ALLREDUCE || op == RDT_COLL_REDUCE || op == RDT_COLL_REDUCE_SCATTER;
     const uint32_t number =
         (desc->dtype & ~RDT_DESC_MASK) | (desc->reduce_op & ~RDT_DESC_MASK) >> RDT_DESC_BITS;
     char kind[40] = "";
@@ -71,16 +74,16 @@ mismatch_in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
 
     if (number != 0)
         (void)snprintf(kind, sizeof(kind), "the persistent (number %" PRIu32 ") ", number);
-    if (desc->op == RDT_COLL_BARRIER) {
+    if (op == RDT_COLL_BARRIER) {
         (void)snprintf(words, cap, "%sbarrier", kind);
         return;
     }
     mismatch_root_in_words(desc, root, sizeof(root));
-    (void)snprintf(words, cap, "%s%s%s%s%s of %" PRIu64 " %s%s", kind, mismatch_op_name(desc->op),
+    (void)snprintf(words, cap, "%s%s%s%s%s of %" PRIu64 " %s%s%s", kind, mismatch_op_name(op),
                    is_reduction ? " (" : "",
                    is_reduction ? mismatch_reduce_name(desc->reduce_op & RDT_DESC_MASK) : "",
                    is_reduction ? ")" : "", desc->count,
-                   rdt_dtype_name(desc->dtype & RDT_DESC_MASK), root);
+                   rdt_dtype_name(desc->dtype & RDT_DESC_MASK), rdti_lossy_words(desc->op), root);
 }
 
 static bool

@@ -89,7 +89,7 @@ struct rdt_error {
 RDT_API const char *rdt_status_name(int32_t status);
 
 #define RDT_ABI_MAJOR 1
-#define RDT_ABI_MINOR 0
+#define RDT_ABI_MINOR 1
 /* (major << 16) | minor of the loaded library. */
 RDT_API uint32_t rdt_abi_version(void);
 /* "1.2.3", the version of the library. Static storage. */

@@ -234,7 +234,9 @@ RDT_API void rdt_group_coll_counters(const rdt_group *group, struct rdt_coll_cou
 /*
  * A JSON object that describes the group's collectives: "way" (shared memory, hosts, messages, or
  * undecided before the first), "algorithm" (RDMATENSOR_ALGO), "ran" (the number carried out by each
- * algorithm), the time of passes over 4 KiB and more on this rank ("summing_s", "copying_s"). With
+ * algorithm), the time of passes over 4 KiB and more on this rank ("summing_s", "copying_s"). After
+ * lossy ones "wire": the bytes that they sent, and that exact ones would have sent, blocks that
+ * were not finite or beyond the largest scale, and the time of encoding and decoding. With
  * messages also the table of "costs", and the algorithm that each operation has "chosen" by it,
  * with the block size in bytes from which it applies (of rank 0, if there is a root); for hosts
  * "hosts", the host number of each member. `needed_out` gets the bytes without the final NUL;

@@ -65,7 +65,8 @@ RDT_API RDT_NODISCARD rdt_status rdt_group_error(rdt_group *group, struct rdt_er
 
 /* Describes the sender's operation, so that an error can name the difference if ranks disagree.
  * Zero for plain messages. */
-/* In dtype and reduce_op, above so many bits: halves of a number that both sides must agree on. */
+/* In dtype and reduce_op, above so many bits: halves of a number that both sides must agree on. In
+ * op: the lossy format, 0 for none. */
 #define RDT_DESC_BITS 4
 #define RDT_DESC_MASK 15u
 struct rdt_message_desc {
@@ -134,6 +135,14 @@ enum {
 #define RDT_COLL_LABEL(label) ((uint32_t)(label) << 16)
 enum { RDT_SUM = 1, RDT_AVG, RDT_PRODUCT, RDT_MIN, RDT_MAX, RDT_BAND, RDT_BOR, RDT_BXOR };
 
+/* How float32 travels. Only the sums and the results of EXACT are those of float32. */
+enum {
+    RDT_WIRE_EXACT = 0,
+    RDT_WIRE_BF16 = 1, /* 2 bytes an element: rounded to nearest even */
+    RDT_WIRE_Q8 = 2    /* 1 byte an element, and 2 for each block: its largest magnitude / 127 */
+};
+#define RDT_WIRE_BLOCK 128 /* elements of a block, where none are given */
+
 /*
  * One collective. Members call the same collectives of a group in the same order; several may be in
  * flight. Counts are in elements of dtype. The caller keeps buffers valid and unchanged until it is
@@ -149,6 +158,16 @@ enum { RDT_SUM = 1, RDT_AVG, RDT_PRODUCT, RDT_MIN, RDT_MAX, RDT_BAND, RDT_BOR, R
  *   BARRIER         nothing
  * Members' blocks need not be contiguous: `blocks`, if not NULL, has one address per member in
  * place of recv (ALLGATHER, GATHER, ALLTOALL), or of send (SCATTER, REDUCE_SCATTER).
+ *
+ * A lossy `wire` is for ALLREDUCE and REDUCE_SCATTER by RDT_SUM or RDT_AVG, and for ALLGATHER, of
+ * RDT_F32. Members must agree on wire and wire_block. Each element has an owner. The other members
+ * send it encoded; the owner adds, in rank order and in float32, its own value and what they sent.
+ * Of ALLREDUCE and ALLGATHER the owner encodes the result and itself takes what the others decode:
+ * all members have the same bits. A block with an infinity or a NaN becomes NaN.
+ *   residual  float32, NULL or as many as send has: what encoding lost. It is added before the next
+ *             encoding, and is then what that lost; zero it at first. Each tensor needs its own. In
+ *             ALLREDUCE the owner's part is of the result, elsewhere of send.
+ * In a group of one member nothing is encoded, and the residual is not used.
  */
 struct rdt_coll_args {
     uint32_t struct_size;
@@ -167,6 +186,10 @@ struct rdt_coll_args {
     const uint64_t *recv_counts;
     const uint64_t *recv_offs;
     uint64_t timeout_ns; /* RDT_TIMEOUT_DEFAULT or 0: the group's */
+    /* Since ABI 1.1; a shorter struct has EXACT. */
+    uint32_t wire;       /* RDT_WIRE_* */
+    uint32_t wire_block; /* Q8: a power of two from 32 to 1024, or 0 for RDT_WIRE_BLOCK; else 0 */
+    void *residual;
 };
 /* Start a collective; the arrays are copied. RDT_EINVAL, and the errors of rdt_group_endpoint(),
  * which may wait, for the members with which it communicates. If members disagree, the transfer
@@ -189,7 +212,7 @@ RDT_API RDT_NODISCARD rdt_status rdt_coll_post(rdt_group *group, const struct rd
  *
  * Members start the same ones in the same order; a start does not match rdt_coll_post(). A start
  * reads what is in the tensors then. Buffers and their regions stay valid until rdt_coll_free() and
- * the end of the last start. If an exchange fails, free it. args->flags is 0.
+ * the end of the last start. If an exchange fails, free it. args->flags is 0, the wire EXACT.
  *   RDT_EINVAL  RDT_ENOMEM, and the errors of rdt_coll_post()
  */
 RDT_API RDT_NODISCARD rdt_status rdt_coll_init(rdt_group *group, const struct rdt_coll_args *args,

@@ -33,7 +33,7 @@ leave_behind(Operation &operation, rdt_transfer *transfer) noexcept
 void
 keep_for_good(Operation &operation) noexcept
 {
-    for (auto *const tensors : {&operation.inputs, &operation.outputs})
+    for (auto *const tensors : {&operation.inputs, &operation.outputs, &operation.written})
         for (at::Tensor &tensor : *tensors)
             (void)tensor.unsafeReleaseTensorImpl();
     for (Arrival &arrival : operation.arrivals)

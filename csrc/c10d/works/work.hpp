@@ -61,6 +61,7 @@ struct Operation {
     std::shared_ptr<CompletionHook> hook = {}; /* of the group, or NULL */
     std::chrono::steady_clock::time_point begun = {}; /* zero: not timed */
     Arrivals arrivals = {};                           /* delivered at its end */
+    std::vector<at::Tensor> written = {};             /* other than the results */
 };
 
 std::string words_of(const Operation &operation); /* its title and target */

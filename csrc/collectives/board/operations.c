@@ -473,6 +473,8 @@ rdti_direct_op_of(const struct rdti_coll *coll)
         [RDT_COLL_BARRIER] = {NULL, NULL, NULL},
     };
 
+    if (coll->lossy.code != 0)
+        return &rdti_lossy_boards;
     if (coll->args.op != RDT_COLL_ALLREDUCE)
         return &operations[coll->args.op];
     if (coll->block_bytes >= PLACED_FROM_BYTES && coll->pack == NULL)

@@ -326,6 +326,19 @@ rdti_schedule_copy(struct rdti_coll *coll, void *dst, const void *src, uint64_t 
     step->lhs = src;
 }
 
+void
+rdti_schedule_call(struct rdti_coll *coll, rdti_call_fn run, const struct rdti_call *call)
+{
+    struct rdti_step *step = builder_add_step(coll, RDTI_STEP_CALL, call->number);
+
+    if (step == NULL)
+        return;
+    step->run = run;
+    step->peer = call->member;
+    step->dst = call->out;
+    step->landing = call->in;
+}
+
 /*
  * Endpoints are opened here because the first use of a member may wait for its address, which the
  * task must not do.

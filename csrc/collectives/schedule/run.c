@@ -20,7 +20,7 @@ enum {
 };
 
 /* The order in which a round's steps begin: schedule_begin_round(). */
-enum pass { PASS_OFFERS, PASS_RECEIVES, PASS_WRITES };
+enum pass { PASS_OFFERS, PASS_RECEIVES, PASS_WRITES, PASS_CALLS };
 
 /* Puts "all_reduce #12, round 2 of 6, receive from rank 3: " before the mailbox's message. */
 static rdt_status
@@ -44,6 +44,13 @@ schedule_with_context(const struct rdti_coll *coll, const struct rdti_step *step
         memcpy(err->message, said, sizeof(said));
     err->status = status;
     return status;
+}
+
+/* A message's; those of a lossy collective count bytes. */
+static uint64_t
+schedule_bytes_of(const struct rdti_coll *coll, const struct rdti_step *step)
+{
+    return step->count * (coll->lossy.code != 0 ? 1 : coll->elem_bytes);
 }
 
 /* Where a receive lands: memory that its source knows, and can write, is better than the user's if
@@ -71,7 +78,7 @@ schedule_post_message(struct rdti_coll *coll, struct rdti_step *step, struct rdt
 {
     struct rdt_message_desc desc = rdti_coll_desc(coll);
     const uint64_t tag = schedule_tag_of(coll, step);
-    const uint64_t len_bytes = step->count * coll->elem_bytes;
+    const uint64_t len_bytes = schedule_bytes_of(coll, step);
     const uint32_t peer = rdti_coll_member(coll, step->peer);
     rdt_status status;
 
@@ -125,6 +132,9 @@ schedule_begin_step(struct rdti_coll *coll, struct rdti_step *step, struct rdt_e
         memmove(step->dst, step->lhs, len_bytes);
         rdti_team_count_pass(coll->team, RDTI_PASS_COPY, began_ns);
         return RDT_OK;
+    case RDTI_STEP_CALL:
+        step->run(coll, &(struct rdti_call){step->peer, step->count, step->dst, step->landing});
+        return RDT_OK;
     default:
         return schedule_post_message(coll, step, err);
     }
@@ -142,7 +152,7 @@ schedule_is_sent_at_once(const struct rdti_coll *coll, const struct rdti_step *s
 {
     return step->kind == RDTI_STEP_SEND &&
            rdt_group_is_told(coll->group, rdti_coll_member(coll, step->peer),
-                             schedule_tag_of(coll, step), step->count * coll->elem_bytes) != 0;
+                             schedule_tag_of(coll, step), schedule_bytes_of(coll, step)) != 0;
 }
 
 static bool
@@ -150,9 +160,12 @@ schedule_is_of_pass(const struct rdti_coll *coll, const struct rdti_step *step, 
 {
     switch (pass) {
     case PASS_OFFERS:
-        return !schedule_is_receive(step) && !schedule_is_sent_at_once(coll, step);
+        return !schedule_is_receive(step) && step->kind != RDTI_STEP_CALL &&
+               !schedule_is_sent_at_once(coll, step);
     case PASS_RECEIVES:
         return schedule_is_receive(step);
+    case PASS_CALLS:
+        return step->kind == RDTI_STEP_CALL;
     default:
         return step->kind == RDTI_STEP_SEND && step->transfer == NULL; /* those that were left */
     }
@@ -176,7 +189,7 @@ schedule_begin_pass(struct rdti_coll *coll, uint32_t from, enum pass pass, struc
  * when it has that answer. An offer posted later would be found after it, and the peer's answer to
  * the offer would queue after all it writes. Then receives: each is announced to the peer. Last the
  * messages that are written at once: after them the peer would learn of a receive only when all of
- * their bytes are there.
+ * their bytes are there. What is computed meanwhile comes after all of them.
  *
  * The handles of the round before are freed only here, so that a running collective always holds
  * one of its group.
@@ -191,7 +204,7 @@ schedule_begin_round(struct rdti_coll *coll, struct rdt_error *err)
     while (s->next < s->step_count && s->steps[s->next].round == round)
         s->next++;
     rdt_status status = RDT_OK;
-    for (uint32_t pass = PASS_OFFERS; pass <= PASS_WRITES && status == RDT_OK; pass++)
+    for (uint32_t pass = PASS_OFFERS; pass <= PASS_CALLS && status == RDT_OK; pass++)
         status = schedule_begin_pass(coll, begin, (enum pass)pass, err);
     for (uint32_t i = s->previous; i < begin; i++) {
         rdt_transfer_free(s->steps[i].transfer);
@@ -219,7 +232,7 @@ schedule_hand_over(struct rdti_coll *coll, struct rdti_step *step, uint64_t len_
 static rdt_status
 schedule_end_message(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *err)
 {
-    const uint64_t want_bytes = step->count * coll->elem_bytes;
+    const uint64_t want_bytes = schedule_bytes_of(coll, step);
 
     if (step->kind == RDTI_STEP_SEND)
         return RDT_OK;

@@ -2,8 +2,8 @@
  * A collective as rounds of steps over the mailbox.
  *
  * A round's local steps run in the order in which they were added, its receives after them, and its
- * sends after those local steps that were added before; no step of a round may write what the round
- * sends. Arrivals come in any order; the next round begins when all of them are in. So a buffer
+ * sends after those local steps that were added before; calls come last. No step of a round may
+ * write what the round sends. Arrivals come in any order; the next round begins when all of them are in. So a buffer
  * that is sent in one round may be written in the next, and a buffer received in one round may be
  * read in the next.
  *
@@ -53,7 +53,7 @@ struct rdti_schedule {
 void *rdti_schedule_temp(struct rdti_coll *coll, uint64_t len_bytes);
 void rdti_schedule_end_round(struct rdti_coll *coll);
 
-/* Counts are elements of the collective's dtype. */
+/* Counts are elements of the collective's dtype; of a lossy one, bytes. */
 void rdti_schedule_send(struct rdti_coll *coll, uint32_t peer, const void *src, uint64_t count);
 void rdti_schedule_recv(struct rdti_coll *coll, uint32_t peer, void *dst, uint64_t count);
 /* On arrival: dst = lhs op rhs, one of which is usually `landing`. */
@@ -91,6 +91,17 @@ void rdti_schedule_fold(struct rdti_coll *coll, void *dst, const uint8_t *const 
 /* For averages of halves: dst = src / the divisor. */
 void rdti_schedule_divide(struct rdti_coll *coll, void *dst, const void *src, uint64_t count);
 void rdti_schedule_copy(struct rdti_coll *coll, void *dst, const void *src, uint64_t count);
+/* What an algorithm computes by a function of its own, with values that it chooses. It runs after
+ * all messages of the round have been posted, and may not write what they send or receive, nor read
+ * what they receive. */
+struct rdti_call {
+    uint32_t member;
+    uint64_t number;
+    void *out;
+    void *in;
+};
+typedef void (*rdti_call_fn)(struct rdti_coll *coll, const struct rdti_call *call);
+void rdti_schedule_call(struct rdti_coll *coll, rdti_call_fn run, const struct rdti_call *call);
 
 /* prepare() of an algorithm that is a schedule, but for the steps themselves, which `build`
  * adds. */

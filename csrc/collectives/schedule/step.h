@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 
+#include "collectives/schedule/schedule.h"
 #include "rdmatensor.h"
 
 struct rdti_temp;
@@ -18,6 +19,7 @@ enum {
     RDTI_STEP_FOLD,        /* dst = fold over the array of operands that lhs is, one of each rank */
     RDTI_STEP_DIVIDE,      /* dst = lhs / the divisor of an average; halves only */
     RDTI_STEP_COPY,        /* dst = lhs */
+    RDTI_STEP_CALL,        /* run(), of peer and number count, from landing to dst */
 };
 
 struct rdti_step {
@@ -32,6 +34,7 @@ struct rdti_step {
     void *dst;
     const void *lhs;
     const void *rhs;
+    rdti_call_fn run;
     struct rdti_temp *kept; /* RECV: where the message lands in place of `landing`; NULL: there */
     rdt_transfer *transfer; /* kept until the next round is posted */
 };

@@ -176,6 +176,8 @@ rdti_coll_choose(const struct rdti_coll *coll)
     case RDTI_VERDICT_UNDECIDED:
         return &rdti_undecided;
     default: /* RDTI_VERDICT_HOSTS, RDTI_VERDICT_MESSAGES */
+        if (coll->lossy.code != 0)
+            return &rdti_lossy_messages;
         return select_choose_by_costs(coll);
     }
 }

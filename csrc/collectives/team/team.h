@@ -63,8 +63,9 @@ enum {
     RDTI_TIMED_FROM_BYTES = 4096,
 };
 
-/* What a pass over payload is for. One that sums and writes the sum to others as it goes is one. */
-enum rdti_pass { RDTI_PASS_SUM, RDTI_PASS_COPY, RDTI_PASSES };
+/* What a pass over payload is for. One that sums and writes the sum to others as it goes is one. A
+ * lossy one encodes, decodes or sums what was encoded. */
+enum rdti_pass { RDTI_PASS_SUM, RDTI_PASS_COPY, RDTI_PASS_LOSSY, RDTI_PASSES };
 
 /* Written by the owner only. */
 struct rdti_line {
@@ -141,6 +142,15 @@ struct rdti_ran {
     atomic_ullong count;
 };
 
+/* What lossy collectives sent, what exact ones would have, and blocks that are not numbers as they
+ * were. */
+struct rdti_lossy_counts {
+    atomic_ullong sent_bytes;
+    atomic_ullong exact_bytes;
+    atomic_ullong not_finite;
+    atomic_ullong saturated;
+};
+
 struct rdti_team {
     atomic_uint refs; /* the group, collectives */
     uint32_t rank;
@@ -167,6 +177,7 @@ struct rdti_team {
     atomic_ullong packed_parts;
     atomic_ullong writes;
     atomic_ullong passes_ns[RDTI_PASSES]; /* by whichever threads made them */
+    struct rdti_lossy_counts lossy;
     struct rdti_ran ran[RDTI_RAN_MAX];
     struct rdti_team_member members[];
 };
