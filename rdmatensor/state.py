@@ -212,6 +212,21 @@ class BindingState(TypedDict):
     starts: int
 
 
+class WireState(TypedDict):
+    """What the lossy collectives of a group did on this rank.
+
+    sent_bytes: what they sent, and exact_bytes: what exact ones would have; not_finite_blocks: with
+    an infinity or a NaN, which became NaN; saturated_blocks: with values beyond the largest scale;
+    coding_s: time of encoding, decoding and summing pieces of 4 KiB or more.
+    """
+
+    sent_bytes: int
+    exact_bytes: int
+    not_finite_blocks: int
+    saturated_blocks: int
+    coding_s: float
+
+
 class _CollectivesState(TypedDict):
     calls: int
     packs: int
@@ -235,12 +250,15 @@ class CollectivesState(_CollectivesState, total=False):
     ran: how many used which algorithm; summing_s, copying_s: time of passes over 4 KiB or more;
     persistent: the open persistent ones, as the buckets of a plan.
 
+    After a lossy collective (rdmatensor.compress.all_reduce), wire: what these did.
+
     From the first collective on, algorithm: the value of RDMATENSOR_ALGO; is_deterministic: whether
     sums use rank order. With messages, costs: the cost model, with its source and the path between
     hosts; chosen: by operation, the algorithm from each size of a block on. With several hosts,
     hosts: the number of each rank's host.
     """
 
+    wire: WireState
     algorithm: str
     is_deterministic: bool
     hosts: list[int]

@@ -52,6 +52,35 @@ class BackendPart(Protocol):
     def _average_bucket(self, bucket: torch.Tensor, label: int) -> torch_c10d.Work: ...
     def _average_init(self, tensor: torch.Tensor) -> object: ...  # _c10d.Persistent
 
+    def _lossy_all_reduce(
+        self,
+        tensor: torch.Tensor,
+        op: torch_c10d.ReduceOp,
+        wire: int,
+        block: int,
+        residual: torch.Tensor | None,
+        is_async: bool,
+    ) -> torch_c10d.Work | None: ...
+    def _lossy_reduce_scatter(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        op: torch_c10d.ReduceOp,
+        wire: int,
+        block: int,
+        residual: torch.Tensor | None,
+        is_async: bool,
+    ) -> torch_c10d.Work | None: ...
+    def _lossy_all_gather(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        wire: int,
+        block: int,
+        residual: torch.Tensor | None,
+        is_async: bool,
+    ) -> torch_c10d.Work | None: ...
+
     def last_operations(self) -> list[LastOperation]:
         """Return the last operations of this rank, oldest first."""
 

@@ -11,6 +11,8 @@ For example::
     print(result.table())
     torch.save(result.export("codebook"), "small.pt")
 
+all_reduce(), reduce_scatter() and all_gather() send tensors in fewer bytes, whatever they are.
+
 Ranks of a group call it together and get the same masks. The parameters stay the same objects, so
 optimizers, DistributedDataParallel and planned models go on with them.
 """
@@ -22,6 +24,7 @@ from rdmatensor.compress.policy import Item, Policy, Progressive, Prune, Quantiz
 from rdmatensor.compress.process import run
 from rdmatensor.compress.result import Result, Round
 from rdmatensor.compress.sensitivity import Curve, sensitivity
+from rdmatensor.compress.wire import all_gather, all_reduce, reduce_scatter
 
 __all__ = [
     "Curve",
@@ -33,7 +36,10 @@ __all__ = [
     "Result",
     "Round",
     "Target",
+    "all_gather",
+    "all_reduce",
     "load",
+    "reduce_scatter",
     "run",
     "sensitivity",
 ]
