@@ -3,9 +3,10 @@
 Names are loaded at their first use: importing this package loads neither torch nor numpy nor the C
 library, and works on a machine without a NIC or libibverbs.
 
-What needs torch is in six modules: rdmatensor.distributed for groups of torch.distributed,
+What needs torch is in eight modules: rdmatensor.distributed for groups of torch.distributed,
 rdmatensor.torch for tensors, rdmatensor.symmetric for symmetric memory, rdmatensor.plan for planned
-training, rdmatensor.ps for parameter servers, and rdmatensor.trials, which also needs Optuna, for
+training, rdmatensor.hooks for communication hooks, rdmatensor.compress to send or keep fewer bytes,
+rdmatensor.ps for parameter servers, and rdmatensor.trials, which also needs Optuna, for
 searches of hyper-parameters. `import rdmatensor` is enough to use them.
 """
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rdmatensor import compress as compress
     from rdmatensor import distributed as distributed
     from rdmatensor import errors as errors
+    from rdmatensor import hooks as hooks
     from rdmatensor import metrics as metrics
     from rdmatensor import plan as plan
     from rdmatensor import ps as ps
@@ -93,7 +95,7 @@ _MODULES = {
     "types": ("Counters",),
 }
 # Modules that need no import of their own. Of all public names only those of _OF_TORCH need torch.
-_OF_TORCH = ("compress", "distributed", "plan", "ps", "symmetric", "torch", "trials")
+_OF_TORCH = ("compress", "distributed", "hooks", "plan", "ps", "symmetric", "torch", "trials")
 _MODULES_BY_NAME = (*_OF_TORCH, "errors", "metrics", "trace")
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

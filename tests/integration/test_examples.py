@@ -17,7 +17,10 @@ import graph_analysis
 import rdmatensor
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-MODULES = ("distributed", "plan", "symmetric", "torch", "_torch.hooks", "_torch.split")
+MODULES = (
+    *("compress.wire", "distributed", "hooks", "plan", "symmetric", "torch"),
+    *("_torch.hooks", "_torch.split"),
+)
 
 
 def _examples() -> Iterator[doctest.DocTest]:
