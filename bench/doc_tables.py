@@ -26,7 +26,7 @@ from bench import doc_means
 from bench.benchlib.machine import ROOT
 from bench.benchlib.record import Record, Result, load, number, text
 from bench.benchlib.units import size_text
-from bench.suite import busy, crossover, models, ps, samples, scale, tables, transfers
+from bench.suite import busy, crossover, lossy, models, ps, samples, scale, tables, transfers
 from bench.suite.collectives import net_samples
 from bench.suite.layout import geometric
 from bench.suite.peers import RDMATENSOR
@@ -118,6 +118,7 @@ WHOLE: Mapping[str, Callable[[Sequence[Record]], tuple[Sequence[str], Sequence[S
     "scale": scale.beyond_rows,
     "ps": lambda records: (ps.HEADS, ps.rows_of(records)),
     "crossover": lambda records: (crossover.CROSSING_HEADS, crossover.crossing_rows(records)),
+    "lossy": lambda records: (lossy.HEADS, lossy.rows_of(records)),
     "crossover model": lambda records: (crossover.FIT_HEADS, crossover.fit_rows(records)),
 }
 

@@ -32,6 +32,7 @@ from bench.suite import (
     costs,
     horovod,
     links,
+    lossy,
     models,
     p2p,
     peers,
@@ -47,7 +48,7 @@ from bench.suite.settings import MOST_BYTES, TCP, VERBS, Settings
 
 _NOT_JUDGED = 3
 Measure = Callable[[Settings, list[peers.Peer], rounds.Progress], list[Record]]
-_MODULES = (p2p, collectives, setup, scale, busy, models, costs, links, ps, horovod)
+_MODULES = (p2p, collectives, setup, scale, busy, models, costs, links, lossy, ps, horovod)
 _MEASURES: dict[str, Measure] = {one.__name__.rpartition(".")[2]: one.measure for one in _MODULES}
 _MEASURES["hosts"] = collectives.measure_hosts
 

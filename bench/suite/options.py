@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.benchlib.units import size_text
-from bench.suite import busy, crossover, links, models, peers, ps
+from bench.suite import busy, crossover, links, lossy, models, peers, ps
 from bench.suite.settings import (
     ASKED_FOR,
     PLAIN,
@@ -143,14 +143,14 @@ OPTIONS: dict[str, tuple[str, str, Callable[[str], Any], tuple[str, ...]]] = {
         "Bytes of each message, or of a dense model of ps, as 8,4K,1M (default: of p2p 8 B to 64 "
         "MiB, in a row to 1 GiB; of ps 1, 16 and 64 MiB).",
         _sizes,
-        ("p2p", "collectives", "scale", "busy", "hosts", "ps"),
+        ("p2p", "collectives", "scale", "busy", "hosts", "lossy", "ps"),
     ),
     "ranks": (
         "N",
         "Number of ranks, of setup the largest (default: collectives 2, 4, 8 and 16, setup 128, "
-        "models 2, busy 2 and 4); of the crossover of ps the number of workers.",
+        "models 2, busy and lossy 2 and 4); of the crossover of ps the number of workers.",
         _ranks,
-        ("collectives", "setup", "models", "busy", "ps"),
+        ("collectives", "setup", "models", "busy", "lossy", "ps"),
     ),
     "rows": (
         "NAMES",
@@ -180,9 +180,9 @@ OPTIONS: dict[str, tuple[str, str, Callable[[str], Any], tuple[str, ...]]] = {
     "rate": (
         "RATE",
         f"Rate of a link between hosts, as tc has it (default: links {links.RATE}, models 8mbit, "
-        f"ps {crossover.RATE}).",
+        f"ps {crossover.RATE}, lossy {', '.join(lossy.RATES)} in turn).",
         str,
-        ("links", "models", "ps"),
+        ("links", "lossy", "models", "ps"),
     ),
     "layout": (
         "DIGITS",

@@ -132,7 +132,7 @@ PEERS = (
     Peer(
         "gloo",
         "Gloo, torch.distributed's backend for CPUs",
-        ("collectives", "setup", "models", "busy", "hosts", "links"),
+        ("collectives", "setup", "models", "busy", "hosts", "links", "lossy"),
         _no_module("torch"),
         "pip install torch",
     ),

@@ -13,6 +13,7 @@ ASKED_FOR = (
     "hosts",
     "costs",
     "links",
+    "lossy",
     "ps",
     "horovod",
 )  # only where they are named
@@ -34,6 +35,7 @@ SECONDS = {
     "scale": (60.0, 600.0),
     "hosts": (60.0, 1500.0),
     "ps": (120.0, 1500.0),
+    "lossy": (120.0, 2400.0),
 }
 _QUICK_ALONE_S = {"models": 80.0}  # where a topic has more to show when it has all the time
 _SIZES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -51,6 +53,7 @@ _SIZES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "rows": ((8, 64 * KIB, MIB), (8, 64 * KIB, MIB, 64 * MIB)),
     "scale": ((4 * KIB, 256 * KIB, MIB), (64, 4 * KIB, 64 * KIB, 256 * KIB, MIB, 8 * MIB)),
     "busy": ((8, 64 * KIB, MIB, 4 * MIB), (8, 64 * KIB, MIB, 4 * MIB, 64 * MIB)),
+    "lossy": ((MIB,), (16 * MIB, 64 * MIB)),
     "hosts": (
         (8, 64 * KIB, MIB),
         (8, 256, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB),

@@ -14,6 +14,7 @@ from bench.suite import (
     crossover,
     horovod,
     links,
+    lossy,
     models,
     ps,
     samples,
@@ -336,6 +337,7 @@ TABLES = {
     "crossover": crossover.show,
     "hosts": _hosts,
     "links": links.show,
+    "lossy": lossy.show,
     "costs": costs.show,
     "horovod": horovod.show,
 }

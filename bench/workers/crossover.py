@@ -55,14 +55,12 @@ class Job:
 
     def timed(self, kind: str, servers: int, rows: int, permille: int, step: Step) -> None:
         step()
-        raw_ns, before = [], _wire_bytes()
+        raw_ns, before = [], wire_bytes()
         for _ in range(self.calls):
             began_ns = time.perf_counter_ns()
             step()
             raw_ns.append(time.perf_counter_ns() - began_ns)
-        wire = [
-            (after - one) / self.calls for after, one in zip(_wire_bytes(), before, strict=True)
-        ]
+        wire = [(after - one) / self.calls for after, one in zip(wire_bytes(), before, strict=True)]
         harness.emit(
             kind=kind,
             servers=servers,
@@ -149,7 +147,7 @@ def pulled(job: Job, worker: ps.Worker, rows: int, permille: int) -> None:
     job.timed("rows", worker.servers, rows, permille, step)
 
 
-def _wire_bytes() -> list[int]:
+def wire_bytes() -> list[int]:
     """Return the bytes in and out of this host's only link; none where it has other interfaces."""
     lines = Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines()[2:]
     found = {
