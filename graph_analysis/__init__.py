@@ -9,6 +9,16 @@ from graph_analysis.advice import Advice, Choice, Exchange, advise
 from graph_analysis.build import analyze, build_plan
 from graph_analysis.errors import ArgumentError, CaptureError, GraphAnalysisError, PlanError
 from graph_analysis.ir import CostModel, SlotPolicy
+from graph_analysis.machine import (
+    Cost,
+    Device,
+    Link,
+    Machine,
+    fit_line,
+    machine_from_json,
+    machine_to_json,
+    with_memory,
+)
 from graph_analysis.picture import render_html
 from graph_analysis.plan import TransferPlan, first_difference
 from graph_analysis.plan_json import plan_from_json, plan_to_json
@@ -27,34 +37,58 @@ from graph_analysis.strategies import (
     Pipeline,
     Strategy,
 )
+from graph_analysis.times import (
+    OpTime,
+    OpTimes,
+    StepTimes,
+    merge,
+    predict,
+    times_from_json,
+    times_to_json,
+)
 
 __all__ = [
     "Advice",
     "ArgumentError",
     "CaptureError",
     "Choice",
+    "Cost",
     "CostModel",
     "DataParallel",
+    "Device",
     "Exchange",
     "GraphAnalysisError",
     "GraphCollectives",
+    "Link",
+    "Machine",
+    "OpTime",
+    "OpTimes",
     "ParameterServer",
     "Pipeline",
     "PlanError",
     "RecordedOp",
     "RecordedTensor",
     "SlotPolicy",
+    "StepTimes",
     "Strategy",
     "TransferPlan",
     "advise",
     "analyze",
     "build_plan",
     "first_difference",
+    "fit_line",
+    "machine_from_json",
+    "machine_to_json",
+    "merge",
     "missing_from",
     "plan_from_json",
     "plan_to_json",
+    "predict",
     "record_plan",
     "recorded_difference",
     "render_html",
     "render_text",
+    "times_from_json",
+    "times_to_json",
+    "with_memory",
 ]

@@ -48,8 +48,8 @@ def analyze(
 ) -> TransferPlan:
     """Plan the transfers of one training step of model, without running it.
 
-    The one exception: with GraphCollectives a copy of a model that torch.export refuses runs one
-    step, on every rank at once if the process group is a real one.
+    The one exception: with GraphCollectives a copy of a model that torch cannot capture whole runs
+    one step, on every rank at once if the process group is a real one.
 
     Shapes: example_inputs are the positional arguments of model.forward; dynamic_shapes has one
         entry per argument (or maps argument names to entries) as torch.export.export takes them,

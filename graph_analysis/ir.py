@@ -119,13 +119,22 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation: the names of the values that it reads and makes."""
+    """One operation: the names of the values that it reads and makes.
+
+    constants is the text of the arguments that are no tensors, with None for a tensor. flops and
+    moved_bytes are those of the traced example; flops is 0 for an operation without products.
+    moved_bytes: of what it reads and makes, without views. unit is the module that it belongs to.
+    """
 
     name: str
     target: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     collective: Collective | None = None
+    constants: str = ""
+    flops: int = 0
+    moved_bytes: int = 0
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import torch
 from torch.fx import Node
 
 from graph_analysis.capture.collectives import collective_of, is_wait
+from graph_analysis.capture.flops import constants_of, flops_of
 from graph_analysis.capture.symbols import SymbolTable
 from graph_analysis.ir import Omission, Op, Role, Value
 
@@ -61,6 +62,13 @@ class NodeReader:
         )
         return name
 
+    def _example(self, size: int | torch.SymInt, op_name: str) -> int:
+        """A size of the traced example; one that depends on data counts with its bound, or 0."""
+        dim = self.symbols.dim(size, op_name)
+        if isinstance(dim, int):
+            return dim
+        return dim.example if dim.example is not None else (dim.upper or 0)
+
     def read_node(self, node: Node, role: Role) -> None:
         """One call: getitem picks from its parent, everything else is an operation."""
         sources = node.all_input_nodes
@@ -77,7 +85,8 @@ class NodeReader:
         inputs = [name for s in sources for name in self.of_node[s.name] if name is not None]
         name = f"{self.prefix}{node.name}"
         collective = collective_of(node)
-        self.ops.append(Op(name, str(node.target), tuple(inputs), (), collective))
+        constants = constants_of(node)
+        self.ops.append(Op(name, str(node.target), tuple(inputs), (), collective, constants))
         made: list[str | None] = []
         results = node.meta.get("val")
         many = results if isinstance(results, (tuple, list)) else [results]
@@ -89,7 +98,8 @@ class NodeReader:
             made_name = name if many[0] is results else f"{name}.{position}"
             made.append(self.add_value(made_name, role, tensor, index, base))
         outputs = tuple(name for name in made if name is not None)
-        self.ops[index] = replace(self.ops[index], outputs=outputs)
+        flops = flops_of(node, lambda size: self._example(size, name))
+        self.ops[index] = replace(self.ops[index], outputs=outputs, flops=flops)
         # A lone non-tensor (a size, an assertion) has no component that a getitem could pick.
         self.of_node[node.name] = made if outputs or len(made) > 1 else []
         self.op_of_node[node.name] = index

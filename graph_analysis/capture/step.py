@@ -24,6 +24,7 @@ from graph_analysis.capture.node_reader import dtype_name
 from graph_analysis.capture.symbols import InputLeaf
 from graph_analysis.errors import ArgumentError, CaptureError
 from graph_analysis.ir import Graph, Loss, Omission, Op, Role, Value
+from graph_analysis.work import with_work
 
 LossFn = Callable[..., torch.Tensor]
 _CONSTANT_TYPES = (bool, int, float, str, type(None))
@@ -101,6 +102,14 @@ def _places_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                     yield (f"{name}.{key}" if name else key), tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A step's graph, and the program that it was read from; None if torch.export refused."""
+
+    graph: Graph
+    program: ExportedProgram | None
+
+
 def capture(
     model: nn.Module,
     example_inputs: Sequence[object],
@@ -111,9 +120,27 @@ def capture(
 ) -> Graph:
     """The joint graph of one training step, or what is certain without one.
 
-    With may_run, a model that torch.export refuses is compiled, for which a copy of it runs one
-    step: that shows the collectives of its graphs.
+    With may_run, a model that neither torch.export nor torch's compiler captures whole is compiled
+    in pieces, for which a copy of it runs one step: that shows the collectives of its graphs.
     """
+    return capture_program(
+        model,
+        example_inputs,
+        loss_fn=loss_fn,
+        dynamic_shapes=dynamic_shapes,
+        may_run=may_run,
+    ).graph
+
+
+def capture_program(
+    model: nn.Module,
+    example_inputs: Sequence[object],
+    *,
+    loss_fn: LossFn | None = None,
+    dynamic_shapes: Sequence[object] | Mapping[str, object] | None = None,
+    may_run: bool = False,
+) -> Captured:
+    """As capture(), with the program, which can be run operation by operation."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model is a {type(model).__name__}, not a torch.nn.Module")
     arguments = _arguments(model, example_inputs, dynamic_shapes)
@@ -126,7 +153,8 @@ def capture(
             program = _with_backward(program)
     except Exception as error:  # noqa: BLE001  torch raises anything; the reason is in the plan
         reason = _reason(error)
-        return _without_export(model, arguments, loss_fn, reason, may_run=may_run)
+        graph = _without_export(model, arguments, loss_fn, reason, may_run=may_run)
+        return Captured(with_work(graph), None)
     omissions = [
         Omission(f"gradient of {name}", "the loss does not depend on it in this step")
         for name in sorted(idle)
@@ -138,7 +166,8 @@ def capture(
         parameters=frozenset(name for name, _ in model.named_parameters()),
         inputs=tuple(leaf for a in arguments if not a.is_constant for leaf in _leaves(a)),
     )
-    return read_joint_graph(program, names, loss, tuple(omissions))
+    graph = read_joint_graph(program, names, loss, tuple(omissions))
+    return Captured(with_work(graph), program)
 
 
 def _arguments(
@@ -268,11 +297,18 @@ def _without_export(
 ) -> Graph:
     """What remains when torch.export refuses."""
     loss: Loss = "output_sum" if loss_fn is None else "loss_fn"
+    inputs = tuple(argument.value for argument in arguments)
+    if has_shared_parameters(model):
+        from graph_analysis.capture.shared import capture_shared  # loads torch's compiler
+
+        try:
+            return capture_shared(model, inputs, lambda out: _loss(out, inputs, loss_fn), loss)
+        except Exception as error:  # noqa: BLE001  torch raises anything; the reason is in the plan
+            reason = f"{reason}; whole: {_reason(error)}"[:_MAX_REASON]
     if not may_run:
         return _module_graph(model, loss, reason)
     from graph_analysis.capture.pieces import capture_pieces  # loads torch's compiler
 
-    inputs = tuple(argument.value for argument in arguments)
     omissions = [Omission("whole graph of the step", reason)]
     if any(argument.spec is not None for argument in arguments):
         why = "compiled with the sizes of the example alone"
@@ -302,6 +338,11 @@ def _loss(output: object, inputs: tuple[object, ...], loss_fn: LossFn | None) ->
     if not floating:
         raise ArgumentError("the model has no floating output to sum up, give a loss_fn")
     return torch.stack([x.float().sum() for x in floating]).sum()
+
+
+def has_shared_parameters(model: nn.Module) -> bool:
+    """Whether ranks share a parameter, each with a part of it (DTensor)."""
+    return any(hasattr(parameter, "_local_tensor") for parameter in model.parameters())
 
 
 def _module_graph(model: nn.Module, loss: Loss, reason: str) -> Graph:

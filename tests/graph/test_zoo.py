@@ -213,7 +213,7 @@ def test_functional_collectives_are_found_in_both_directions(fake_group: object)
     assert arena.peak_bytes == arena.lower_bound_bytes < arena.naive_bytes
 
 
-def test_a_tensor_parallel_model_is_seen_through_the_compiler(fake_group: object) -> None:
+def test_a_tensor_parallel_model_is_captured_whole_without_a_step(fake_group: object) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -224,12 +224,22 @@ def test_a_tensor_parallel_model_is_seen_through_the_compiler(fake_group: object
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16))
     mesh = init_device_mesh("cpu", (4,))
     parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    calls = []
+    model.register_forward_hook(lambda *_: calls.append(torch.compiler.is_compiling()))
     plan = analyze(model, (torch.randn(8, 16),), strategy=GraphCollectives(4))
     check_plan(plan)
-    assert plan.source == "pieces"
+    assert plan.source == "joint_graph"
+    assert all(calls)  # traced, never run
     assert [(c.operation, c.phase) for c in plan.crossings] == [("all_reduce", "forward")]
     assert [b.payload_bytes for b in plan.buckets] == [8 * 16 * 4]
-    assert "whole graph of the step" in {o.subject for o in plan.omissions}
+    assert "whole parameters" in {o.subject for o in plan.omissions}
+    gradients = {t.parameter: t.shape for t in plan.tensors if t.role == "gradient"}
+    assert gradients == {
+        "0.weight": (16, 16),
+        "0.bias": (16,),
+        "2.weight": (16, 16),
+        "2.bias": (16,),
+    }
     weight = next(t for t in plan.tensors if t.name == "0.weight")
     assert weight.shape == (16, 16)  # a quarter of it
     assert all(p.grad is None for p in model.parameters())
