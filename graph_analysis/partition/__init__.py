@@ -1,0 +1,41 @@
+"""How a step is split over ranks: what can be split, what each way costs, and the best choice."""
+
+from graph_analysis.partition.choice import (
+    Other,
+    Partition,
+    Prediction,
+    UnitChoice,
+    Way,
+    partition_from_json,
+    partition_to_json,
+)
+from graph_analysis.partition.pairs import Pair, find_pairs
+from graph_analysis.partition.solve import (
+    BatchTimes,
+    partitions,
+    scales_permille,
+    unequal_shares,
+)
+from graph_analysis.partition.step import Step, Unit, predict_step, read_step
+from graph_analysis.partition.units import make_units
+
+__all__ = [
+    "BatchTimes",
+    "Other",
+    "Pair",
+    "Partition",
+    "Prediction",
+    "Step",
+    "Unit",
+    "UnitChoice",
+    "Way",
+    "find_pairs",
+    "make_units",
+    "partition_from_json",
+    "partition_to_json",
+    "partitions",
+    "predict_step",
+    "read_step",
+    "scales_permille",
+    "unequal_shares",
+]
