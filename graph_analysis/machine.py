@@ -7,6 +7,8 @@ A machine is measured by a library that has the ranks, and stored as JSON. Costs
   all_reduce's input, an all_gather's output, a reduce_scatter's or all_to_all's input.
 - tcp.alpha_ns, tcp.beta_ps, tcp.duplex_permille and the like: of one message over a path. They
   price a collective that was not measured, if the links name the path.
+- overlap_permille: the share of a sum that is hidden behind computation that takes as long.
+- column_row.unit_ns, fsdp.unit_ns: fixed time of a step for each unit that is split so.
 """
 
 from collections.abc import Mapping
@@ -106,6 +108,10 @@ class Machine:
         if operation == "all_to_all":  # each pair exchanges one n-th of a rank's part
             beta_ps //= self.world_size
         return alpha_ns, beta_ps
+
+    def unit_ns(self, way: str) -> int:
+        """Fixed time of a step for each unit that is split in a way, apart from transfers."""
+        return next((cost.value for cost in self.costs if cost.name == f"{way}.unit_ns"), 0)
 
     def fingerprint(self) -> str:
         """Equal for equal machines only."""

@@ -11,6 +11,7 @@ VERSION = 1
 Way = Literal[
     "replicate",  # every rank has all of it, gradients are averaged
     "fsdp",  # every rank keeps a part, and gathers the whole to compute
+    "stage",  # one rank has it alone, in a pipeline
     "column_row",  # a pair of linear layers: every rank computes a part of the features of all rows
 ]
 
@@ -60,8 +61,8 @@ class Other:
 class Partition:
     """How a step is split over ranks.
 
-    shares are the rows of each rank in a global batch. reasons say why, and what was not
-    considered. others are runners-up, the best first.
+    shares are the rows of each rank in a global batch. micro_batches: of a pipeline. reasons say
+    why, and what was not considered. others are runners-up, the best first.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Partition:
     units: tuple[UnitChoice, ...]
     shares: tuple[int, ...]
     predicted: Prediction
+    micro_batches: int = 1
     reasons: tuple[str, ...] = ()
     others: tuple[Other, ...] = ()
 
@@ -88,6 +90,7 @@ class Partition:
     def text(self) -> str:
         """Return what is chosen, why, and what else was priced, ending in a newline."""
         lines = [f"Partition for {self.world_size} ranks: {self.name}", _priced("step", self)]
+        lines += [f"  {stage.unit}: {', '.join(stage.modules)}" for stage in self.of_way("stage")]
         for way in ("column_row", "fsdp", "replicate"):
             units = self.of_way(way)
             if units:
@@ -124,6 +127,8 @@ def partition_from_json(text: str | bytes) -> Partition:
         raise PlanError("partition: a unit is in it twice")
     if found.world_size < 1 or len(found.shares) != found.world_size or min(found.shares) < 1:
         raise PlanError(f"partition: rows {found.shares} of {found.world_size} ranks")
+    if found.micro_batches < 1:
+        raise PlanError(f"partition: {found.micro_batches} micro-batches")
     for one in found.units:
         if not one.modules or (one.way == "column_row" and len(one.modules) < 2):
             raise PlanError(f"partition: unit {one.unit} has the modules {one.modules}")

@@ -16,7 +16,9 @@ from graph_analysis.partition.step import Step, Unit, predict_step
 
 _FRONT_MOST = 32  # states that are kept after each unit
 _EQUAL_PERCENT = 5  # within this much of the best the simplest is chosen
-_SIMPLER = ("data parallel", "data parallel, unequal rows", "pairs", "sharded", "mixed")
+_SIMPLER = (
+    *("data parallel", "data parallel, unequal rows", "pairs", "sharded", "pipeline", "mixed"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +51,14 @@ def partitions(
     batch: BatchTimes,
     *,
     may_be_unequal: bool = True,
+    staged: Sequence[Partition] = (),
     reasons: Sequence[str] = (),
     most: int = 4,
 ) -> tuple[Partition, ...]:
     """The best partitions first, data parallel always among them unless memory forbids it.
 
-    batch.rows are those of each rank if all have equally many. Pure: the same arguments, the same
+    batch.rows are those of each rank if all have equally many. staged are partitions in pipeline
+    stages, of which the fastest is compared with the others. Pure: the same arguments, the same
     partitions.
     Raises: ArgumentError, if no partition keeps the limits of memory; it names the least.
     """
@@ -80,13 +84,19 @@ def partitions(
         shares = unequal_shares(batch, machine)
         if shares != even:
             consider(all_replicated, shares)
-    fitting = [one for one in found.values() if _fits(one, machine)]
+    everyone = [*found.values(), *_shortest(staged)]
+    fitting = [one for one in everyone if _fits(one, machine)]
     if not fitting:
-        least = min(max(one.predicted.peak_bytes) for one in found.values())
+        least = min(max(one.predicted.peak_bytes) for one in everyone)
         raise ArgumentError(
             f"no partition keeps the limit of memory; the least needs {least} bytes"
         )
     return _ranked(fitting, tuple(reasons), most)
+
+
+def _shortest(staged: Sequence[Partition]) -> list[Partition]:
+    """The fastest of the pipelines; the fewest micro-batches of equal ones."""
+    return sorted(staged, key=lambda one: (one.predicted.step_ns, one.micro_batches))[:1]
 
 
 def _ranked(fitting: list[Partition], reasons: tuple[str, ...], most: int) -> tuple[Partition, ...]:
@@ -216,7 +226,8 @@ def _ways(
     average_ns = beta_ps * size // 1000 * (1000 - credit_permille) // 1000
     found: list[tuple[Way, int, int]] = [("replicate", average_ns, copies * size)]
     gather, scatter = machine.cost_ns("all_gather", size), machine.cost_ns("reduce_scatter", size)
-    found.append(("fsdp", 2 * gather + scatter, copies * -(-size // world)))
+    fixed_ns = machine.unit_ns("fsdp")
+    found.append(("fsdp", 2 * gather + scatter + fixed_ns, copies * -(-size // world)))
     if unit.pair is not None:
         into, out = world * unit.pair.in_bytes, world * unit.pair.out_bytes
         ends = [(into, unit.pair.gathers), (out, 1)]
@@ -226,6 +237,7 @@ def _ways(
         )
         held = copies * (size - unit.cut_bytes + -(-unit.cut_bytes // world))
         extra = (world - 1) * unit.pair.gathers * unit.pair.in_bytes
+        price += machine.unit_ns("column_row")
         found.append(("column_row", max(0, price + unit.change_ns), held + extra))
     return found
 

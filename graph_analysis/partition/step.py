@@ -136,6 +136,9 @@ def _holding_transfers(
 
     world = machine.world_size
     for unit in step.units:
+        fixed_ns = machine.unit_ns(ways[unit.name])
+        if fixed_ns and unit.parameters:
+            found.setdefault(0, []).append(fixed_ns)
         if ways[unit.name] == "column_row" and unit.pair is not None:
             pair = unit.pair
             into, out = world * pair.in_bytes, world * pair.out_bytes
