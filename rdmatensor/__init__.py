@@ -3,11 +3,12 @@
 Names are loaded at their first use: importing this package loads neither torch nor numpy nor the C
 library, and works on a machine without a NIC or libibverbs.
 
-What needs torch is in eight modules: rdmatensor.distributed for groups of torch.distributed,
+What needs torch is in modules of its own: rdmatensor.distributed for groups of torch.distributed,
 rdmatensor.torch for tensors, rdmatensor.symmetric for symmetric memory, rdmatensor.plan for planned
-training, rdmatensor.hooks for communication hooks, rdmatensor.compress to send or keep fewer bytes,
-rdmatensor.ps for parameter servers, and rdmatensor.trials, which also needs Optuna, for
-searches of hyper-parameters. `import rdmatensor` is enough to use them.
+training, rdmatensor.parallel for models that ranks split, rdmatensor.hooks for communication hooks,
+rdmatensor.compress to send or keep fewer bytes, rdmatensor.ps for parameter servers, and
+rdmatensor.trials, which also needs Optuna, for searches of hyper-parameters. `import rdmatensor` is
+enough to use them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rdmatensor import errors as errors
     from rdmatensor import hooks as hooks
     from rdmatensor import metrics as metrics
+    from rdmatensor import parallel as parallel
     from rdmatensor import plan as plan
     from rdmatensor import ps as ps
     from rdmatensor import symmetric as symmetric
@@ -95,7 +97,17 @@ _MODULES = {
     "types": ("Counters",),
 }
 # Modules that need no import of their own. Of all public names only those of _OF_TORCH need torch.
-_OF_TORCH = ("compress", "distributed", "hooks", "plan", "ps", "symmetric", "torch", "trials")
+_OF_TORCH = (
+    "compress",
+    "distributed",
+    "hooks",
+    "parallel",
+    "plan",
+    "ps",
+    "symmetric",
+    "torch",
+    "trials",
+)
 _MODULES_BY_NAME = (*_OF_TORCH, "errors", "metrics", "trace")
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
