@@ -19,6 +19,7 @@ from typing import Any
 import crossing
 import matplotlib as mpl
 import numpy as np
+import split
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -321,6 +322,11 @@ def compression() -> Figure:
     return figure
 
 
+def partition() -> Figure:
+    """What the tutorial's model is predicted to take on links of several rates."""
+    return split.draw()
+
+
 def crossover() -> Figure:
     """Where a parameter server and a ring cross."""
     return crossing.draw()
@@ -376,6 +382,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "trace": trace,
     "compression": compression,
     "crossover": crossover,
+    "partition": partition,
 }
 
 
