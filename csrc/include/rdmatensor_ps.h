@@ -37,29 +37,33 @@ enum {
     RDT_PS_ROW_ADAGRAD, /* one float of state for a row: the sum of its gradients' mean squares */
     RDT_PS_LAZY_ADAM,   /* torch.optim.SparseAdam: only pushed rows change, one step count */
     RDT_PS_ADAM,        /* torch.optim.Adam, for tensors that change as a whole */
-    RDT_PS_ADAMW        /* torch.optim.AdamW */
+    RDT_PS_ADAMW,       /* torch.optim.AdamW */
+    RDT_PS_CUSTOM       /* what rdt_ps_table_opts.apply does; only for tables */
 };
 
 struct rdt_ps_rule {
     uint32_t struct_size;
     uint32_t kind; /* RDT_PS_ASSIGN ... */
     uint32_t nesterov;
-    uint32_t reserved;
+    uint32_t state_floats; /* RDT_PS_CUSTOM: of a row, at most RDT_PS_STATE_MAX; else 0 */
     double lr;
     double momentum;
     double weight_decay; /* of the rows that a push touches, when it touches them */
     double eps;
     double beta1;
     double beta2;
-    double initial; /* RDT_PS_ADAGRAD, RDT_PS_ROW_ADAGRAD: of their sum */
+    double initial;  /* RDT_PS_ADAGRAD, RDT_PS_ROW_ADAGRAD, RDT_PS_CUSTOM: of their state */
+    uint32_t is_sum; /* RDT_PS_CUSTOM: 1 if the pushes of several workers are not averaged */
+    uint32_t reserved;
 };
+#define RDT_PS_STATE_MAX 1048576
 /* RDT_EINVAL: a number out of range, or one that the kind does not use. */
 RDT_API RDT_NODISCARD rdt_status rdt_ps_rule_check(const struct rdt_ps_rule *rule,
                                                    struct rdt_error *err);
 /*
  * Apply a rule to `count` elements in memory of the caller. state has the rule's arrays of count
  * floats, one after the other, or one float (RDT_PS_ROW_ADAGRAD). step: from 1 on. The three do not
- * overlap. RDT_EINVAL as rdt_ps_rule_check().
+ * overlap. RDT_EINVAL as rdt_ps_rule_check(), and for RDT_PS_CUSTOM.
  */
 RDT_API RDT_NODISCARD rdt_status rdt_ps_rule_apply(const struct rdt_ps_rule *rule, uint64_t step,
                                                    double lr_scale, float *value, float *state,
@@ -86,7 +90,24 @@ enum {
     RDT_PS_ROW,         /* one version */
 };
 
-/* The same on all servers and workers, but for spill. */
+/* Rows of one application of RDT_PS_CUSTOM: copies, each id once. */
+struct rdt_ps_batch {
+    uint32_t struct_size;
+    uint32_t dim;
+    uint64_t count;
+    uint64_t state_floats; /* of a row */
+    uint64_t step;         /* applications of the table so far, with this one */
+    double lr_scale;
+    float *values;    /* count x dim; as the rows become */
+    float *state;     /* count x state_floats; the same */
+    float *gradients; /* count x dim; may be used as scratch */
+};
+/* Changes values and state. The server's thread calls it with the server's lock held: it calls no
+ * function of this server. If it does not return RDT_OK, no row is changed, and the server fails
+ * with err. */
+typedef int32_t (*rdt_ps_apply)(void *arg, const struct rdt_ps_batch *batch, struct rdt_error *err);
+
+/* The same on all servers and workers, but for spill and apply. */
 struct rdt_ps_table_opts {
     uint32_t struct_size;
     uint32_t dim;  /* floats of a row */
@@ -104,8 +125,10 @@ struct rdt_ps_table_opts {
     uint64_t expire_after; /* steps without a push after which a key is forgotten; 0: never */
     uint64_t capacity;     /* rows of all servers, which each has its part of; 0: no limit */
     uint64_t
-        memory_bytes;  /* 0; or of rows in the arenas of all servers: the others are in a file */
-    const char *spill; /* servers: the folder of that file; workers: NULL */
+        memory_bytes;   /* 0; or of rows in the arenas of all servers: the others are in a file */
+    const char *spill;  /* servers: the folder of that file; workers: NULL */
+    rdt_ps_apply apply; /* servers with RDT_PS_CUSTOM; else NULL */
+    void *apply_arg;    /* lives as long as the server */
 };
 #define RDT_PS_DIM_MAX 65536
 

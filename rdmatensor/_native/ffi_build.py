@@ -28,6 +28,11 @@ struct rdtpy_addresses { uint32_t count; const uint8_t *const *bytes; const size
 rdt_status rdtpy_give_address(void *addresses, uint32_t rank, uint64_t timeout_ns, uint8_t *buf,
                            size_t cap, size_t *len_out, struct rdt_error *err);
 """
+# The thread of a parameter server may wait for the GIL: heartbeats are another thread's.
+PYTHON_DECLARATIONS = """
+extern "Python" int32_t rdtpy_apply_rule(void *arg, const struct rdt_ps_batch *batch,
+                                         struct rdt_error *err);
+"""
 GLUE = """
 #include <stdio.h>
 #include <string.h>
@@ -103,7 +108,8 @@ def main() -> None:
     arguments = parser.parse_args()
 
     builder = cffi.FFI()
-    builder.cdef(declarations(arguments.header, arguments.cc) + GLUE_DECLARATIONS)
+    declared = declarations(arguments.header, arguments.cc)
+    builder.cdef(declared + GLUE_DECLARATIONS + PYTHON_DECLARATIONS)
     builder.set_source(MODULE_NAME, f'#include "{arguments.header.name}"\n{GLUE}')
     builder.emit_c_code(str(arguments.out))
 

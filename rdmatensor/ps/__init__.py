@@ -25,6 +25,7 @@ from rdmatensor.ps.modes import SSP, Mode
 from rdmatensor.ps.modules import Embedding, EmbeddingBag
 from rdmatensor.ps.queue import WorkQueue
 from rdmatensor.ps.rules import (
+from rdmatensor.ps.pyrules.rule import PythonRule
     SGD,
     Adagrad,
     Adam,
@@ -66,6 +67,7 @@ __all__ = [
     "Rule",
     "Saving",
     "Server",
+    "PythonRule",
     "Table",
     "WorkQueue",
     "Worker",

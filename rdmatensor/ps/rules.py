@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from rdmatensor._native.arguments import invalid
 from rdmatensor._native.ffi import CData, check, ffi, lib, new_error
@@ -57,6 +58,34 @@ class Rule:
     def _spec(self) -> dict[str, object]:
         """Return what workers compare and servers read."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Custom(Rule):
+    """A PythonRule as processes compare it; made by pyrules.described().
+
+    Attributes:
+        name: Of its class, with the module.
+        parameters: Its fields, as JSON.
+        digest: Of the code of its class.
+        state_floats: Floats of state of a row.
+        is_sum: Whether pushes of several workers are summed, not averaged.
+    """
+
+    name: str = ""
+    parameters: str = "{}"
+    digest: str = ""
+    state_floats: int = 0
+    is_sum: bool = False
+
+    def _fill(self, struct: CData) -> None:
+        super()._fill(struct)
+        struct.state_floats, struct.is_sum = self.state_floats, int(self.is_sum)
+
+
+def rule_of(data: dict[str, Any]) -> Rule:
+    """Read what _spec() returned; raises TypeError or InvalidArgumentError for something else."""
+    return Custom(**data) if data.get("kind") == "CUSTOM" else Rule(**data)
 
 
 def Assign() -> Rule:  # noqa: N802 - rules are named as torch's optimizers are

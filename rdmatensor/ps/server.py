@@ -16,7 +16,7 @@ from rdmatensor._native.ffi import (
     CData,
     Handle,
     check,
-    fail,
+    error_of,
     ffi,
     lib,
     new_error,
@@ -32,6 +32,7 @@ from rdmatensor.ps.calls import parse_call
 from rdmatensor.ps.modes import codes_of
 from rdmatensor.ps.part import Contents
 from rdmatensor.ps.restorer import Restorer, read
+from rdmatensor.ps.pyrules import Appliers
 from rdmatensor.ps.rules import Rule
 from rdmatensor.ps.saver import Saver, restored_note
 from rdmatensor.ps.spec import Shape, TableSpec
@@ -75,6 +76,7 @@ class Server(Closable):
             board.put("checkpoint", restored_note(checkpoint))
         self._parameters: dict[str, list[object]] = {}
         self._tables: dict[str, tuple[TableSpec, dict[str, object]]] = {}
+        self._appliers = Appliers()
         self._queues: dict[str, tuple[object, int]] = {}
         self._models: dict[str, tuple[object, int]] = {}
         self._has_first: set[str] = set()
@@ -127,6 +129,7 @@ class Server(Closable):
             PeerError: A worker died, and the cluster does not go on without it.
 
         Example:
+            CanceledError: A PythonRule raised an exception, which is the cause.
             >>> w.leave()
             >>> server.serve()
         """
@@ -144,7 +147,7 @@ class Server(Closable):
                 self._saver.finish()
                 return
             if status not in (OK, TIMED_OUT):
-                fail(status, "serve", err)
+                raise error_of(status, "serve", err) from self._appliers.failure()
 
     def close(self) -> None:
         """End serve() of another thread, then release the server; idempotent.
@@ -213,9 +216,10 @@ class Server(Closable):
             new_error(),
         )
         spill = ffi.new("char[]", spec.spill.encode()) if spec.spill else ffi.NULL
-        status = lib.rdt_ps_server_add_table(
-            self._handle.get("table"), spec.struct(spill), number, region, err
-        )
+        opts = spec.struct(spill)
+        self._appliers.fill(opts, spec.rule, spec.name, spec.dim)
+        ptr = self._handle.get("table")
+        status = lib.rdt_ps_server_add_table(ptr, opts, number, region, err)
         check(status, "table", err)
         answer: dict[str, object] = {
             "id": int(number[0]),

@@ -10,7 +10,8 @@ from typing import Any
 from rdmatensor._native.arguments import U32_MAX, invalid, whole_in
 from rdmatensor._native.ffi import CData, ffi, lib
 from rdmatensor.ps.modes import Mode, name_of
-from rdmatensor.ps.rules import Init, Rule
+from rdmatensor.ps.pyrules import PythonRule, described
+from rdmatensor.ps.rules import Init, Rule, rule_of
 
 CONSISTENCIES = ("relaxed", "row")  # as RDT_PS_RELAXED and RDT_PS_ROW
 EVICT = ("lru", "lfu", "epoch")  # in the order of RDT_PS_EVICT_*
@@ -129,7 +130,7 @@ class TableSpec:
         if not isinstance(rule, dict) or not isinstance(init, dict):
             raise TypeError("a table's rule and init are objects")
         rest = {key: data[key] for key in data if key not in ("rule", "init")}
-        return TableSpec(rule=Rule(**rule), init=Init(**init), **rest)  # type: ignore[arg-type]
+        return TableSpec(rule=rule_of(rule), init=Init(**init), **rest)  # type: ignore[arg-type]
 
 
 def _kept(
@@ -156,7 +157,7 @@ def table_spec(
     name: str,
     dim: int,
     rows: int | None,
-    rule: Rule,
+    rule: Rule | PythonRule,
     init: Init,
     seed: int,
     keys: Keys | str,
@@ -167,21 +168,22 @@ def table_spec(
     """Check a table's description; the seed of its rows depends on its name too."""
     if not isinstance(name, str) or not name or len(name) > 200:
         raise invalid("table", f"name={name!r} is not a text of 1 to 200 characters")
-    if not isinstance(rule, Rule):
+    if not isinstance(rule, (Rule, PythonRule)):
         raise invalid("table", f"rule={rule!r} is a {type(rule).__name__}, not a ps rule")
     if not isinstance(init, Init) or not hasattr(lib, f"RDT_PS_INIT_{init.kind}"):
         raise invalid("table", f"init={init!r} is not ps.zeros(), ps.uniform() or another one")
     if consistency not in CONSISTENCIES:
         raise invalid("table", f"consistency={consistency!r} is not 'relaxed' or 'row'")
     seed = whole_in(seed, U32_MAX, "table", "seed")
+    dim = whole_in(dim, lib.RDT_PS_DIM_MAX, "table", "dim")
     kept = _kept(keys, spill, memory)
     if (kept["keys"] == "dense") != (rows is not None):
         raise invalid("table", f"rows={rows!r} with keys={keys!r}: only dense tables have rows")
     return TableSpec(
         name=name,
-        dim=whole_in(dim, lib.RDT_PS_DIM_MAX, "table", "dim"),
+        dim=dim,
         rows=0 if rows is None else whole_in(rows, 1 << 48, "table", "rows"),
-        rule=rule,
+        rule=described(rule, dim) if isinstance(rule, PythonRule) else rule,
         init=init,
         seed=seed << 32 | zlib.crc32(name.encode()),
         consistency=consistency,

@@ -35,6 +35,7 @@ from rdmatensor.ps.calls import Kind, flag, number, parse_answer, region
 from rdmatensor.ps.dense import SPLIT_BYTES, Dense
 from rdmatensor.ps.kv import KV
 from rdmatensor.ps.modes import codes_of
+from rdmatensor.ps.pyrules import PythonRule
 from rdmatensor.ps.queue import WorkQueue, batches
 from rdmatensor.ps.rules import Init, Rule, zeros
 from rdmatensor.ps.saving import Saving, save
@@ -295,7 +296,7 @@ class Worker(Closable):
         dim: int,
         *,
         rows: int | None = None,
-        rule: Rule,
+        rule: Rule | PythonRule,
         init: Init | None = None,
         seed: int = 0,
         keys: Keys | str = "dense",
@@ -312,7 +313,7 @@ class Worker(Closable):
             name: Of the table.
             dim: Floats of a row.
             rows: Number of rows, over all servers; None with keys.
-            rule: What a push does.
+            rule: What a push does: a Rule, or an object of a subclass of PythonRule.
             init: First values of the rows; None: zeros.
             seed: Of the first values, which depend on it and the id or key alone.
             keys: "dense": ids are 0 to rows - 1. "int64", or Keys(): ids are any 64 bits, and a row
@@ -435,6 +436,8 @@ class Worker(Closable):
 
     def _at_once(self, name: str, post: Callable[[CData, CData], int]) -> None:
         """Make a C call that does not wait."""
+        if isinstance(rule, PythonRule):
+            raise invalid("dense", f"{rule!r} is applied to rows: use it for a table")
         err = new_error()
         with self._lock:
             status = post(self._open_ptr(name), err)

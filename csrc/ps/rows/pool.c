@@ -183,6 +183,24 @@ rdti_ps_pool_write(struct rdti_ps_pool *pool, uint64_t id, float **out, struct r
     return status;
 }
 
+rdt_status
+rdti_ps_pool_rewrite(struct rdti_ps_pool *pool, uint64_t id, float **out, struct rdt_error *err)
+{
+    uint64_t row;
+    bool has_content;
+
+    *out = NULL;
+    if (rdti_ps_pool_has_keys(pool)) {
+        const struct rdti_ps_key *key = rdti_ps_keys_find(&pool->keys, id);
+        if (key == NULL || key->row == RDTI_PS_NO_ROW)
+            return RDT_OK;
+        row = key->row;
+    } else {
+        row = rdti_ps_map_local(pool->map, id);
+    }
+    return rdti_ps_store_record(&pool->store, row, true, out, &has_content, err);
+}
+
 uint64_t
 rdti_ps_pool_index_bytes(const struct rdti_ps_pool *pool)
 {

@@ -47,6 +47,10 @@ void rdti_ps_pool_begin_step(struct rdti_ps_pool *pool, uint64_t step);
  * at values_floats; NULL: it has no row yet, and the push only counts. */
 rdt_status rdti_ps_pool_write(struct rdti_ps_pool *pool, uint64_t id, float **out,
                               struct rdt_error *err);
+/* The row that rdti_ps_pool_write() has given in this step, to be written again; NULL: it has none,
+ * or it has made room for another one since. */
+rdt_status rdti_ps_pool_rewrite(struct rdti_ps_pool *pool, uint64_t id, float **out,
+                                struct rdt_error *err);
 /* Of keys, and of which rows are in the arena. */
 uint64_t rdti_ps_pool_index_bytes(const struct rdti_ps_pool *pool);
 void rdti_ps_pool_counters(const struct rdti_ps_pool *pool, struct rdt_ps_table_counters *out);

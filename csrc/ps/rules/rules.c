@@ -59,21 +59,24 @@ rdti_ps_rule_state_floats(const struct rdt_ps_rule *rule, uint64_t count)
 {
     const int arrays = rules_arrays(rule->kind);
 
+    if (rule->kind == RDT_PS_CUSTOM)
+        return rule->state_floats;
     return arrays < 0 ? 1 : (uint64_t)arrays * count;
 }
 
 float
 rdti_ps_rule_initial(const struct rdt_ps_rule *rule)
 {
-    const int is_adagrad = rule->kind == RDT_PS_ADAGRAD || rule->kind == RDT_PS_ROW_ADAGRAD;
+    const int has_initial = rule->kind == RDT_PS_ADAGRAD || rule->kind == RDT_PS_ROW_ADAGRAD ||
+                            rule->kind == RDT_PS_CUSTOM;
 
-    return is_adagrad ? (float)rule->initial : 0.0f;
+    return has_initial ? (float)rule->initial : 0.0f;
 }
 
 int
 rdti_ps_rule_is_mean(const struct rdt_ps_rule *rule)
 {
-    return rule->kind != RDT_PS_ASSIGN && rule->kind != RDT_PS_ADD;
+    return rule->kind != RDT_PS_ASSIGN && rule->kind != RDT_PS_ADD && rule->is_sum == 0;
 }
 
 int
@@ -120,6 +123,18 @@ rules_check_number(double value, double below, const char *name, struct rdt_erro
                           below);
 }
 
+/* What only RDT_PS_CUSTOM has. */
+static rdt_status
+rules_check_custom(const struct rdt_ps_rule *rule, struct rdt_error *err)
+{
+    if (rule->kind != RDT_PS_CUSTOM && (rule->state_floats > 0 || rule->is_sum > 0))
+        return rdti_error_set(err, RDT_EINVAL, 0, "rule %u has a state of its own", rule->kind);
+    if (rule->state_floats > RDT_PS_STATE_MAX || rule->is_sum > 1)
+        return rdti_error_set(err, RDT_EINVAL, 0, "rule: a state of %u floats, at most %d",
+                              rule->state_floats, RDT_PS_STATE_MAX);
+    return RDT_OK;
+}
+
 static rdt_status
 rules_check_use(const struct rdt_ps_rule *rule, struct rdt_error *err)
 {
@@ -134,7 +149,7 @@ rules_check_use(const struct rdt_ps_rule *rule, struct rdt_error *err)
                               rule->nesterov);
     if (rule->weight_decay != 0.0 && !decays)
         return rdti_error_set(err, RDT_EINVAL, 0, "rule %u has no weight decay", rule->kind);
-    return RDT_OK;
+    return rules_check_custom(rule, err);
 }
 
 rdt_status
@@ -178,6 +193,8 @@ rdt_ps_rule_apply(const struct rdt_ps_rule *rule, uint64_t step, double lr_scale
     struct rdti_ps_factors factors;
     rdt_status status = rdt_ps_rule_check(rule, err);
 
+    if (status == RDT_OK && rule->kind == RDT_PS_CUSTOM)
+        status = rdti_error_set(err, RDT_EINVAL, 0, "rule: only a table applies RDT_PS_CUSTOM");
     if (status == RDT_OK && step == 0)
         status = rdti_error_set(err, RDT_EINVAL, 0, "rule: steps count from 1 on");
     if (status != RDT_OK)

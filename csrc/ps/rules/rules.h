@@ -11,7 +11,7 @@
 
 #include "rdmatensor_ps.h"
 
-enum { RDTI_PS_RULE_LIMIT = RDT_PS_ADAMW + 1, RDTI_PS_LANES = 8 };
+enum { RDTI_PS_RULE_LIMIT = RDT_PS_CUSTOM + 1, RDTI_PS_LANES = 8 };
 
 /* What a rule multiplies by in one application, rounded to float once. */
 struct rdti_ps_factors {
@@ -33,7 +33,7 @@ typedef void (*rdti_ps_kernel)(const struct rdti_ps_factors *factors, float *val
                                const float *gradient, uint64_t count);
 
 struct rdti_ps_kernels {
-    rdti_ps_kernel update[RDTI_PS_RULE_LIMIT];
+    rdti_ps_kernel update[RDTI_PS_RULE_LIMIT]; /* RDT_PS_CUSTOM has none */
     /* dst[i] += src[i], dst[i] /= divisor */
     void (*add)(float *dst, const float *src, uint64_t count);
     void (*divide)(float *dst, float divisor, uint64_t count);

@@ -214,13 +214,17 @@ rdt_ps_server_attach(rdt_ps_server *server, uint32_t worker, rdt_endpoint *ep,
     return added;
 }
 
+/* What workers do not give. */
 static rdt_status
-server_check_spill(const struct rdt_ps_table_opts *opts, struct rdt_error *err)
+server_check_table(const struct rdt_ps_table_opts *opts, struct rdt_error *err)
 {
-    if (opts == NULL || opts->struct_size != sizeof(*opts) ||
-        (opts->spill != NULL) == (opts->memory_bytes > 0))
-        return RDT_OK;
-    return rdti_error_set(err, RDT_EINVAL, 0, "table: spill and memory_bytes come together");
+    if (opts == NULL || opts->struct_size != sizeof(*opts))
+        return RDT_OK; /* refused later */
+    if ((opts->spill != NULL) != (opts->memory_bytes > 0))
+        return rdti_error_set(err, RDT_EINVAL, 0, "table: spill and memory_bytes come together");
+    if ((opts->apply != NULL) != (opts->rule.kind == RDT_PS_CUSTOM))
+        return rdti_error_set(err, RDT_EINVAL, 0, "table: apply comes with RDT_PS_CUSTOM");
+    return RDT_OK;
 }
 
 rdt_status
@@ -228,7 +232,7 @@ rdt_ps_server_add_table(rdt_ps_server *server, const struct rdt_ps_table_opts *o
                         uint32_t *id_out, struct rdt_remote_region *rows_out, struct rdt_error *err)
 {
     struct rdti_ps_table *table;
-    rdt_status status = server_check_spill(opts, err);
+    rdt_status status = server_check_table(opts, err);
     if (status != RDT_OK)
         return status;
     status = rdti_ps_table_create(server->ctx, opts, server->opts.index, server->opts.servers,

@@ -12,10 +12,16 @@
 #include "ps/model/version.h"
 #include "wire/bytes.h"
 
-static uint8_t *
-table_row(const struct rdti_ps_table *table, uint64_t local)
+uint8_t *
+rdti_ps_table_row(const struct rdti_ps_table *table, uint64_t local)
 {
     return (uint8_t *)rdt_region_addr(table->values) + local * rdti_ps_row_stride(table->opts.dim);
+}
+
+float *
+rdti_ps_table_state(const struct rdti_ps_table *table, uint64_t local)
+{
+    return (float *)rdt_region_addr(table->state) + local * table->state_floats;
 }
 
 static void
@@ -28,14 +34,14 @@ table_fill(struct rdti_ps_table *table, uint32_t server)
     for (uint64_t i = 0; i < table->local_rows * table->state_floats; i++)
         state[i] = initial;
     if (opts->consistency == RDT_PS_ROW) /* they are zero */
-        table->versions = (_Atomic uint32_t *)(void *)table_row(table, table->local_rows);
+        table->versions = (_Atomic uint32_t *)(void *)rdti_ps_table_row(table, table->local_rows);
     if (opts->init == RDT_PS_INIT_ZERO) /* the region is */
         return;
     for (uint32_t partition = 0; partition < RDTI_PS_PARTITIONS; partition++) {
         if (table->map.owner[partition] != server)
             continue;
         for (uint64_t id = partition; id < opts->rows; id += RDTI_PS_PARTITIONS) {
-            uint8_t *row = table_row(table, rdti_ps_map_local(&table->map, id));
+            uint8_t *row = rdti_ps_table_row(table, rdti_ps_map_local(&table->map, id));
             rdti_ps_first_row(opts, id, (float *)(void *)row);
         }
     }
@@ -141,7 +147,7 @@ rdti_ps_table_gather(const struct rdti_ps_table *table, const uint64_t *ids, uin
         if (status != RDT_OK)
             return status;
         if (table->pool == NULL)
-            memcpy(out + i * dim, table_row(table, rdti_ps_map_local(&table->map, ids[i])),
+            memcpy(out + i * dim, rdti_ps_table_row(table, rdti_ps_map_local(&table->map, ids[i])),
                    dim * sizeof(float));
         if (found != NULL)
             found[i] = is_found;
@@ -169,6 +175,25 @@ table_apply_to_pool(struct rdti_ps_table *table, rdti_ps_kernel update,
     return RDT_OK;
 }
 
+void
+rdti_ps_table_open_row(struct rdti_ps_table *table, uint64_t local)
+{
+    if (table->snapshot != NULL)
+        rdti_ps_snapshot_keep(table->snapshot, local,
+                              (const float *)(const void *)rdti_ps_table_row(table, local),
+                              rdti_ps_table_state(table, local));
+    rdti_ps_rows_add(&table->changed, local);
+    if (table->versions != NULL)
+        rdti_ps_version_open(&table->versions[local]);
+}
+
+void
+rdti_ps_table_close_row(struct rdti_ps_table *table, uint64_t local)
+{
+    if (table->versions != NULL)
+        rdti_ps_version_close(&table->versions[local]);
+}
+
 rdt_status
 rdti_ps_table_apply(struct rdti_ps_table *table, const struct rdti_ps_kernels *kernels,
                     double lr_scale, const uint64_t *ids, const float *rows, uint64_t count,
@@ -176,25 +201,20 @@ rdti_ps_table_apply(struct rdti_ps_table *table, const struct rdti_ps_kernels *k
 {
     const uint32_t dim = table->opts.dim;
     const rdti_ps_kernel update = kernels->update[table->opts.rule.kind];
-    float *state = rdt_region_addr(table->state);
     struct rdti_ps_factors factors;
 
     table->step++;
+    if (table->opts.rule.kind == RDT_PS_CUSTOM)
+        return rdti_ps_custom_apply(table, lr_scale, ids, rows, count, err);
     rdti_ps_rule_factors(&table->opts.rule, table->step, lr_scale, &factors);
     if (table->pool != NULL)
         return table_apply_to_pool(table, update, &factors, ids, rows, count, err);
     for (uint64_t i = 0; i < count; i++) {
         const uint64_t local = rdti_ps_map_local(&table->map, ids[i]);
-        float *value = (float *)(void *)table_row(table, local);
-        float *own = state + local * table->state_floats;
-        if (table->snapshot != NULL)
-            rdti_ps_snapshot_keep(table->snapshot, local, value, own);
-        rdti_ps_rows_add(&table->changed, local);
-        if (table->versions != NULL)
-            rdti_ps_version_open(&table->versions[local]);
-        update(&factors, value, own, rows + i * dim, dim);
-        if (table->versions != NULL)
-            rdti_ps_version_close(&table->versions[local]);
+        rdti_ps_table_open_row(table, local);
+        update(&factors, (float *)(void *)rdti_ps_table_row(table, local),
+               rdti_ps_table_state(table, local), rows + i * dim, dim);
+        rdti_ps_table_close_row(table, local);
     }
     return RDT_OK;
 }
@@ -284,7 +304,7 @@ table_put_record(const struct rdti_ps_table *table, uint64_t id, uint64_t local,
 
     rdti_put_u64(at, id);
     at += sizeof(id);
-    memcpy(at, copy != NULL ? (const void *)copy : table_row(table, local), value_bytes);
+    memcpy(at, copy != NULL ? (const void *)copy : rdti_ps_table_row(table, local), value_bytes);
     memcpy(at + value_bytes,
            copy != NULL ? copy + table->opts.dim : state + local * table->state_floats,
            state_bytes);
@@ -328,7 +348,7 @@ rdti_ps_table_write(struct rdti_ps_table *table, uint32_t server, const uint8_t 
         if (table->pool != NULL)
             continue;
         const uint64_t local = rdti_ps_map_local(&table->map, id);
-        memcpy(table_row(table, local), at + sizeof(id), value_bytes);
+        memcpy(rdti_ps_table_row(table, local), at + sizeof(id), value_bytes);
         memcpy(state + local * table->state_floats, at + sizeof(id) + value_bytes,
                table->state_floats * sizeof(float));
     }

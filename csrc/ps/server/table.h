@@ -51,6 +51,16 @@ rdt_status rdti_ps_table_gather(const struct rdti_ps_table *table, const uint64_
 rdt_status rdti_ps_table_apply(struct rdti_ps_table *table, const struct rdti_ps_kernels *kernels,
                                double lr_scale, const uint64_t *ids, const float *rows,
                                uint64_t count, struct rdt_error *err);
+/* A row's values, and its state; not of a pool. */
+uint8_t *rdti_ps_table_row(const struct rdti_ps_table *table, uint64_t local);
+float *rdti_ps_table_state(const struct rdti_ps_table *table, uint64_t local);
+/* The row is about to change, and has changed: for a checkpoint, and for workers that read it. */
+void rdti_ps_table_open_row(struct rdti_ps_table *table, uint64_t local);
+void rdti_ps_table_close_row(struct rdti_ps_table *table, uint64_t local);
+/* custom.c: rdti_ps_table_apply() for RDT_PS_CUSTOM. RDT_ENOMEM, and what the program returns: no
+ * row is changed. */
+rdt_status rdti_ps_custom_apply(struct rdti_ps_table *table, double lr_scale, const uint64_t *ids,
+                                const float *rows, uint64_t count, struct rdt_error *err);
 /* Begin a snapshot, of all rows or of those that have changed. RDT_ENOMEM: none was begun. */
 rdt_status rdti_ps_table_begin_snapshot(struct rdti_ps_table *table, bool is_increment,
                                         struct rdt_error *err);

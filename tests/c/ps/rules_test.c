@@ -152,7 +152,7 @@ check_rule(const struct rdti_ps_kernels *kernels, uint32_t kind, uint32_t varian
 static void
 check_kernels(const struct rdti_ps_kernels *kernels)
 {
-    for (uint32_t kind = RDT_PS_ASSIGN; kind < RDTI_PS_RULE_LIMIT; kind++)
+    for (uint32_t kind = RDT_PS_ASSIGN; kind < RDT_PS_CUSTOM; kind++)
         for (uint32_t variant = 0; variant < 4; variant++)
             for (uint64_t count = 0; count <= COUNT_MAX; count++)
                 check_rule(kernels, kind, variant, count);
@@ -178,7 +178,7 @@ TEST(wrong_rules_are_refused)
 {
     struct rdt_error err = {0};
 
-    for (uint32_t kind = RDT_PS_ASSIGN; kind < RDTI_PS_RULE_LIMIT; kind++) {
+    for (uint32_t kind = RDT_PS_ASSIGN; kind < RDT_PS_CUSTOM; kind++) {
         struct rdt_ps_rule rule = rule_of(kind, 0);
         CHECK_INT_EQ(rdt_ps_rule_check(&rule, &err), RDT_OK);
         rule.lr = -1.0;
