@@ -227,9 +227,21 @@ RDT_API RDT_NODISCARD rdt_status rdt_ps_server_load_dense(rdt_ps_server *server,
 RDT_API RDT_NODISCARD rdt_status rdt_ps_server_send_dense(rdt_ps_server *server, uint32_t id,
                                                           uint32_t worker, struct rdt_error *err);
 
-/* A new queue of chunks, which workers lease from server 0; *id_out is from 1 on. */
+/* A new queue of chunks, which workers lease from server 0; *id_out is from 1 on.
+ * RDT_PS_CHUNKS_OPEN: none yet, and it is not over until rdt_ps_server_extend_queue() says so. */
+#define RDT_PS_CHUNKS_OPEN UINT64_MAX
 RDT_API RDT_NODISCARD rdt_status rdt_ps_server_add_queue(rdt_ps_server *server, uint64_t chunks,
                                                          uint32_t *id_out, struct rdt_error *err);
+
+/* An open queue has `chunks` of them from now on, which is at most 2^28 and not less than before;
+ * server 0 gets them last, as it leases them. is_last: 1 if no more follow. RDT_EINVAL, RDT_ENOMEM:
+ * nothing was changed. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_extend_queue(rdt_ps_server *server, uint32_t id,
+                                                            uint64_t chunks, uint32_t is_last,
+                                                            struct rdt_error *err);
+/* The worker ends no steps: the others never wait for it. RDT_EINVAL: no such worker. */
+RDT_API RDT_NODISCARD rdt_status rdt_ps_server_observe(rdt_ps_server *server, uint32_t worker,
+                                                       struct rdt_error *err);
 
 /* A request for the program, see rdt_ps_worker_call(). */
 struct rdt_ps_call {
@@ -464,6 +476,9 @@ RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_tick(rdt_ps_worker *worker, doubl
  * which count its staleness from there. RDT_EINVAL: a later clock than the worker's. */
 RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_use(rdt_ps_worker *worker, uint64_t clock,
                                                    struct rdt_error *err);
+/* The next tick drops what was pushed since the last one, as if a server had refused it, and ends
+ * with RDT_ECANCELED: its chunk is free again. */
+RDT_API void rdt_ps_worker_drop(rdt_ps_worker *worker);
 /* Send bytes to the program that runs a server, and get its answer, at most a slot of each. */
 RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_call(rdt_ps_worker *worker, uint32_t server,
                                                     const uint8_t *bytes, uint64_t len_bytes,

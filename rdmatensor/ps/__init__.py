@@ -19,13 +19,15 @@ from __future__ import annotations
 from rdmatensor.ps.checkpoint import Checkpoint
 from rdmatensor.ps.cluster import Cluster, join
 from rdmatensor.ps.dense import Dense
+from rdmatensor.ps.driving.driver import Driver
+from rdmatensor.ps.driving.functions import FunctionError, register
 from rdmatensor.ps.kv import KV
-from rdmatensor.ps.launch import run
+from rdmatensor.ps.launch import drive, run
 from rdmatensor.ps.modes import SSP, Mode
 from rdmatensor.ps.modules import Embedding, EmbeddingBag
+from rdmatensor.ps.pyrules.rule import PythonRule
 from rdmatensor.ps.queue import WorkQueue
 from rdmatensor.ps.rules import (
-from rdmatensor.ps.pyrules.rule import PythonRule
     SGD,
     Adagrad,
     Adam,
@@ -58,22 +60,26 @@ __all__ = [
     "Checkpoint",
     "Cluster",
     "Dense",
+    "Driver",
     "Embedding",
     "EmbeddingBag",
+    "FunctionError",
     "Init",
     "Keys",
     "Mode",
+    "PythonRule",
     "RowAdagrad",
     "Rule",
     "Saving",
     "Server",
-    "PythonRule",
     "Table",
     "WorkQueue",
     "Worker",
     "constant",
+    "drive",
     "join",
     "normal",
+    "register",
     "run",
     "uniform",
     "zeros",

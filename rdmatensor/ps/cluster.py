@@ -52,6 +52,7 @@ class Cluster:
             endpoints = [world.endpoint(peer) for peer in peers]
             if self.role == "worker":
                 self.worker = Worker(world.context, shape, world.rank, self._board)
+                self.worker._peer = world.endpoint
                 self._publish(self.worker._outboxes())
                 for index, (peer, endpoint) in enumerate(zip(peers, endpoints, strict=True)):
                     self.worker._attach(index, endpoint, self._regions_of(peer)[world.rank])

@@ -12,6 +12,7 @@ from rdmatensor._native.arguments import invalid, whole
 from rdmatensor.config import from_environment
 from rdmatensor.context import Context
 from rdmatensor.ps.cluster import join
+from rdmatensor.ps.driving import Driver, take_part
 from rdmatensor.ps.modes import Mode
 from rdmatensor.ps.places import SCHEDULER, Place, launched
 from rdmatensor.ps.worker import Worker
@@ -95,6 +96,58 @@ def run(
     if place.is_host:
         limit_s = from_environment().timeout_s if timeout_s is None else timeout_s
         wait_for(store, keys, limit_s, "run")
+
+
+def drive(
+    main: Callable[[Driver], None],
+    *,
+    servers: Servers = None,
+    mode: Mode = "sync",
+    on_worker_death: str = "stop",
+    in_flight: int | None = None,
+    context: Context | None = None,
+    timeout_s: float | None = None,
+    restore: str | os.PathLike[str] | None = None,
+) -> None:
+    """Run main(driver) on one process, whose batches the workers process; under a launcher.
+
+    The last rank before the servers is the driver. The others run what Driver.schedule() sends
+    them, until main has returned and all batches are done.
+
+    Args:
+        main: Called with the Driver. If it raises an exception, batches that are not done are
+            dropped.
+        servers: As for run().
+        mode: As for join(). In "sync" a step has one batch for each worker; join(), gather() and
+            result() end one with fewer.
+        on_worker_death: As for join(). With "continue" a dead worker's batch runs again.
+        in_flight: Batches that are scheduled and not done, at most, and not fewer than workers;
+            schedule() waits. None: four for each worker.
+        context: As for run().
+        timeout_s: As for join().
+        restore: As for join().
+
+    Raises:
+        InvalidArgumentError: As run(), or the job has only one worker, which is the driver.
+        PeerError: A process died.
+
+    Example:
+        >>> drive(lambda d: print(d.workers, d.schedule(twice, 4).result()), servers="colocated")
+        1 8
+    """
+
+    def play(w: Worker) -> None:
+        take_part(w, main, in_flight)
+
+    run(
+        play,
+        servers=servers,
+        mode=mode,
+        on_worker_death=on_worker_death,
+        context=context,
+        timeout_s=timeout_s,
+        restore=restore,
+    )
 
 
 def _servers(place: Place, servers: Servers) -> int:

@@ -29,10 +29,11 @@ from rdmatensor.metrics import Sample
 from rdmatensor.ps import report
 from rdmatensor.ps.board import Board
 from rdmatensor.ps.calls import parse_call
+from rdmatensor.ps.driving.feed import Feed
 from rdmatensor.ps.modes import codes_of
 from rdmatensor.ps.part import Contents
-from rdmatensor.ps.restorer import Restorer, read
 from rdmatensor.ps.pyrules import Appliers
+from rdmatensor.ps.restorer import Restorer, read
 from rdmatensor.ps.rules import Rule
 from rdmatensor.ps.saver import Saver, restored_note
 from rdmatensor.ps.spec import Shape, TableSpec
@@ -75,8 +76,8 @@ class Server(Closable):
         if checkpoint is not None and index == 0:
             board.put("checkpoint", restored_note(checkpoint))
         self._parameters: dict[str, list[object]] = {}
-        self._tables: dict[str, tuple[TableSpec, dict[str, object]]] = {}
         self._appliers = Appliers()
+        self._tables: dict[str, tuple[TableSpec, dict[str, object]]] = {}
         self._queues: dict[str, tuple[object, int]] = {}
         self._models: dict[str, tuple[object, int]] = {}
         self._has_first: set[str] = set()
@@ -97,6 +98,7 @@ class Server(Closable):
             "table state": lambda request, _: self._state_of(str(request["name"])),
             "parameters": self._name_parameters,
             **self._saver.calls(),
+            **Feed(self._handle.get).calls(),
             "describe": lambda *_: dict(self.describe()),
             "kv": self._kv.carry_out,
         }
@@ -127,9 +129,9 @@ class Server(Closable):
 
         Raises:
             PeerError: A worker died, and the cluster does not go on without it.
+            CanceledError: A PythonRule raised an exception, which is the cause.
 
         Example:
-            CanceledError: A PythonRule raised an exception, which is the cause.
             >>> w.leave()
             >>> server.serve()
         """

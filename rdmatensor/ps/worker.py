@@ -45,6 +45,7 @@ from rdmatensor.state import PsServerState, PsWorkerState
 
 Call = Callable[[CData, int, CData], int]
 _RESTORE_POLL_S = 0.01
+_OF_STEPS = ("clock", "push", "queue", "dense")
 
 
 class Worker(Closable):
@@ -78,7 +79,8 @@ class Worker(Closable):
         self._tables: dict[str, Table] = {}
         self._models: dict[str, Dense] = {}
         self._undone: list[Dense] = []
-        self._has_left = self._is_closing = False
+        self._has_left = self._is_closing = self._is_observer = False
+        self._peer: Callable[[int], Endpoint]  # of ranks; the cluster sets it
         self.kv = KV(self._call, shape.servers, shape.slot_bytes, self._core.timeout_s)
 
     # ---- set-up --------------------------------------------------------------------------------
@@ -108,21 +110,30 @@ class Worker(Closable):
 
     # ---- operations ----------------------------------------------------------------------------
 
-    def _run(self, name: str, begin: Call, timeout_s: float | None = None) -> None:
+    def _run(
+        self,
+        name: str,
+        begin: Call,
+        timeout_s: float | None = None,
+        watch: Callable[[], None] | None = None,
+    ) -> None:
         """Run an operation to its end, in slices, so that Ctrl-C and close() are noticed.
 
         begin(worker, timeout in ns, error) is its first C call; what it points into must live on.
+        watch is called after each slice.
         """
         limit_s = timeout_s_of(timeout_s, self._core.timeout_s, name)
         err = new_error()
+        if self._is_observer and name in _OF_STEPS:
+            raise invalid(name, "a driver has no steps: schedule a function that does this")
         with self._lock:
-            status = self._to_end(name, begin, limit_s, err)
+            status = self._to_end(name, begin, limit_s, err, watch)
         if status != OK:
             raise self._explained(error_of(status, name, err))
 
     def _explained(self, error: RdmaTensorError) -> RdmaTensorError:
         """Add to the error of a lost server what is lost with it."""
-        server = error.rank - self.workers
+        server = error.rank - self.shape.workers
         if isinstance(error, PeerError) and 0 <= server < self.servers:
             names = ", ".join(sorted([*self._tables, *self._models])) or "none"
             error.detail += (
@@ -140,13 +151,22 @@ class Worker(Closable):
             raise ClosedError("RDT_ECLOSED", name, "the worker was closed")
         return ptr
 
-    def _to_end(self, name: str, begin: Call, limit_s: float, err: CData) -> int:
+    def _to_end(
+        self,
+        name: str,
+        begin: Call,
+        limit_s: float,
+        err: CData,
+        watch: Callable[[], None] | None = None,
+    ) -> int:
         deadline_s = time.monotonic() + limit_s
         try:
             status = begin(self._open_ptr(name), SLICE_NS, err)
             while status == TIMED_OUT:
                 if time.monotonic() >= deadline_s:
                     raise error_of(TIMED_OUT, name, err)
+                if watch is not None:
+                    watch()
                 status = int(lib.rdt_ps_worker_resume(self._open_ptr(name), SLICE_NS, err))
         except BaseException:
             if self._handle.ptr is not None:
@@ -177,7 +197,7 @@ class Worker(Closable):
         call = str(request["call"])
         tail = cast("bytes", request.pop("data", b""))
         said = self._ask(server, call, b"\n".join((json.dumps(request).encode(), tail)))
-        return parse_answer(said, call, server, self.workers + server, **kinds)
+        return parse_answer(said, call, server, self.shape.workers + server, **kinds)
 
     def _ask(self, server: int, call: str, data: bytes) -> bytes:
         answer = ffi.new("uint8_t[]", self.shape.slot_bytes)
@@ -235,6 +255,11 @@ class Worker(Closable):
             for table in tables:
                 table._end_step()
         return self.steps
+
+    def _drop(self) -> None:
+        """Have the next clock() drop what was pushed before it, and raise CanceledError."""
+        with self._lock:
+            lib.rdt_ps_worker_drop(self._open_ptr("clock"))
 
     @property
     def steps(self) -> int:
@@ -411,6 +436,8 @@ class Worker(Closable):
             >>> w.dense(torch.nn.Linear(3, 2), SGD(0.1), name="another")
             <Dense of 8 parameters in 1 pieces>
         """
+        if isinstance(rule, PythonRule):
+            raise invalid("dense", f"{rule!r} is applied to rows: use it for a table")
         if not isinstance(rule, Rule):
             raise invalid("dense", f"rule={rule!r} is a {type(rule).__name__}, not a ps rule")
         if rule.kind == "ASSIGN":
@@ -436,9 +463,9 @@ class Worker(Closable):
 
     def _at_once(self, name: str, post: Callable[[CData, CData], int]) -> None:
         """Make a C call that does not wait."""
-        if isinstance(rule, PythonRule):
-            raise invalid("dense", f"{rule!r} is applied to rows: use it for a table")
         err = new_error()
+        if self._is_observer:
+            raise invalid(name, "a driver has no steps: schedule a function that does this")
         with self._lock:
             status = post(self._open_ptr(name), err)
         if status != OK:

@@ -13,11 +13,13 @@
 
 struct rdti_ps_queue {
     uint64_t chunks;
+    uint64_t room; /* chunks that there is memory for */
+    bool is_open;  /* more may follow */
     uint64_t done;
     uint64_t applied;  /* on this server */
     uint64_t next;     /* all before it are leased or done, but for those that came back */
     uint64_t returned; /* chunks before next that are free */
-    /* NULL once all chunks are done, or applied. */
+    /* NULL once all chunks are done, or applied, unless it is or was open. */
     uint32_t *holders;   /* of each chunk: RDTI_PS_CHUNK_*, or the worker; on server 0 */
     uint8_t *is_applied; /* of each chunk, on this server */
     uint8_t *saved;      /* a copy of it for a checkpoint, or NULL */
@@ -25,8 +27,12 @@ struct rdti_ps_queue {
 #define RDTI_PS_CHUNK_FREE UINT32_MAX
 #define RDTI_PS_CHUNK_DONE (UINT32_MAX - 1)
 
-/* RDT_EINVAL: more than 2^28 chunks. */
+/* RDT_EINVAL: more than 2^28 chunks. RDT_PS_CHUNKS_OPEN: none, and open. */
 rdt_status rdti_ps_queue_init(struct rdti_ps_queue *queue, uint64_t chunks, struct rdt_error *err);
+/* An open queue gets more chunks; is_last: it is open no more. RDT_EINVAL: it is not open, or a
+ * wrong number of them; RDT_ENOMEM. These change nothing. */
+rdt_status rdti_ps_queue_extend(struct rdti_ps_queue *queue, uint64_t chunks, bool is_last,
+                                struct rdt_error *err);
 void rdti_ps_queue_free(struct rdti_ps_queue *queue);
 /* The first free chunk, for this worker; RDT_PS_CHUNK_NONE: none is free now. */
 uint64_t rdti_ps_queue_lease(struct rdti_ps_queue *queue, uint32_t worker);
@@ -51,7 +57,7 @@ void rdti_ps_queue_restore(struct rdti_ps_queue *queue, const uint8_t *is_applie
 static inline bool
 rdti_ps_queue_is_over(const struct rdti_ps_queue *queue)
 {
-    return queue->done == queue->chunks;
+    return !queue->is_open && queue->done == queue->chunks;
 }
 
 #endif

@@ -2,6 +2,7 @@
  * Leases: which worker processes which chunk next. */
 #include <string.h>
 
+#include "base/error.h"
 #include "ps/server/server_impl.h"
 
 /* RDT_PS_SYNC: leases are given when all members wait for one, so that they do not depend on the
@@ -56,4 +57,34 @@ rdti_ps_leases_advance(rdt_ps_server *server)
     for (uint32_t worker = 0; worker < server->opts.workers; worker++)
         if (server->clients[worker].has_lease_request && server->clients[worker].is_lease_due)
             leases_give(server, worker, server->clients[worker].leased, members, members_bytes);
+}
+
+rdt_status
+rdt_ps_server_extend_queue(rdt_ps_server *server, uint32_t id, uint64_t chunks, uint32_t is_last,
+                           struct rdt_error *err)
+{
+    rdt_status status;
+
+    (void)pthread_mutex_lock(&server->lock);
+    if (id == 0 || id > server->queue_count)
+        status = rdti_error_set(err, RDT_EINVAL, 0, "queue %u does not exist", id);
+    else
+        status = rdti_ps_queue_extend(&server->queues[id - 1], chunks, is_last != 0, err);
+    if (status == RDT_OK && server->failure.status == RDT_OK)
+        rdti_ps_leases_advance(server);
+    (void)pthread_mutex_unlock(&server->lock);
+    return status;
+}
+
+rdt_status
+rdt_ps_server_observe(rdt_ps_server *server, uint32_t worker, struct rdt_error *err)
+{
+    if (worker >= server->opts.workers)
+        return rdti_error_set(err, RDT_EINVAL, 0, "worker %u is not one of %u", worker,
+                              server->opts.workers);
+    (void)pthread_mutex_lock(&server->lock);
+    rdti_ps_clocks_park(&server->clocks, worker, true);
+    rdti_ps_steps_advance(server);
+    (void)pthread_mutex_unlock(&server->lock);
+    return RDT_OK;
 }

@@ -77,6 +77,14 @@ worker_free_view(struct rdti_ps_view *view)
 }
 
 void
+rdt_ps_worker_drop(rdt_ps_worker *worker)
+{
+    if (worker->push_error.status == RDT_OK)
+        (void)rdti_error_set(&worker->push_error, RDT_ECANCELED, 0,
+                             "the program gave up what it had pushed since the last clock()");
+}
+
+void
 rdt_ps_worker_destroy(rdt_ps_worker *worker)
 {
     if (worker == NULL)

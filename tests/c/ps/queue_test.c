@@ -117,6 +117,39 @@ TEST(leases_are_in_order_and_come_back_first)
     rdti_ps_queue_free(&queue);
 }
 
+TEST(an_open_queue_grows_and_is_over_when_it_is_closed)
+{
+    struct rdti_ps_queue queue;
+    uint64_t chunks = 0;
+    uint64_t next = 0;
+
+    CHECK_INT_EQ(rdti_ps_queue_init(&queue, RDT_PS_CHUNKS_OPEN, NULL), RDT_OK);
+    CHECK_UINT_EQ(rdti_ps_queue_lease(&queue, 0), RDT_PS_CHUNK_NONE);
+    for (int round = 0; round < 200; round++) {
+        CHECK(!rdti_ps_queue_is_over(&queue));
+        chunks += random_below(4);
+        CHECK_INT_EQ(rdti_ps_queue_extend(&queue, chunks, false, NULL), RDT_OK);
+        for (uint64_t chunk; (chunk = rdti_ps_queue_lease(&queue, 1)) != RDT_PS_CHUNK_NONE;) {
+            CHECK_UINT_EQ(chunk, next);
+            if (random_below(3) == 0) {
+                rdti_ps_queue_return(&queue, 1);
+                continue;
+            }
+            CHECK(rdti_ps_queue_apply(&queue, chunk));
+            CHECK(!rdti_ps_queue_apply(&queue, chunk));
+            rdti_ps_queue_confirm(&queue, chunk, 1);
+            next++;
+        }
+        CHECK_UINT_EQ(next, chunks);
+    }
+    CHECK_INT_EQ(rdti_ps_queue_extend(&queue, chunks - 1, true, NULL), RDT_EINVAL);
+    CHECK_INT_EQ(rdti_ps_queue_extend(&queue, UINT64_C(1) << 29, true, NULL), RDT_EINVAL);
+    CHECK_INT_EQ(rdti_ps_queue_extend(&queue, chunks, true, NULL), RDT_OK);
+    CHECK(rdti_ps_queue_is_over(&queue));
+    CHECK_INT_EQ(rdti_ps_queue_extend(&queue, chunks + 1, true, NULL), RDT_EINVAL);
+    rdti_ps_queue_free(&queue);
+}
+
 TEST(a_restored_queue_has_the_same_chunks_done)
 {
     uint8_t saved[CHUNKS_MAX];
