@@ -2,7 +2,9 @@
 
 Rows: pulls and pushes of 4,096 rows of 64 floats; a push ends when it is applied. Redis only stores
 what is pushed. Dense: a sync step of two workers and one server, with the backward pass that has
-the gradients. A ratio is of means of one run. `--calls crossover` is crossover.py.
+the gradients. Keys: pulls and pushes of 4,096 of a million random keys, after each has shown its
+own row. Drive: batches of one process for two workers. A ratio is of means of one run. `--calls
+crossover` is crossover.py.
 """
 
 from __future__ import annotations
@@ -24,12 +26,13 @@ from bench.suite.settings import MIB, Settings
 
 TOPIC = "ps"
 GRPC = "grpc-cpp"
-ROWS, DENSE = "rows", "dense"
-CALLS = (ROWS, DENSE, crossover.CROSSOVER)
+ROWS, DENSE, KEYS, DRIVE = "rows", "dense", "keys", "drive"
+CALLS = (ROWS, DENSE, KEYS, DRIVE, crossover.CROSSOVER)
 _ROUNDS = 3
 _LOADS, _QUICK_LOADS = (0, 2), (0,)
 _SIZES, _QUICK_SIZES = (MIB, 16 * MIB, 64 * MIB), (MIB,)
 _RANKS = {"redis": 1, "floor": 1}  # of rows; others have a server
+_RANKS_OF = {DENSE: 3, DRIVE: 4}
 _NAMES = {"rpc": "torch RPC", "redis": "Redis", "floor": "local table", GRPC: "gRPC C++"}
 _TURN_PATIENCE_S = 200.0
 # What another's mean over rdmatensor's has to be at least.
@@ -49,12 +52,13 @@ HEADS = ("", "who", "mean", "p50", "p99", "CPU", "servers' CPU", "over rdmatenso
 
 def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) -> list[Record]:
     """Let all have their turns; return a record for each that is measured."""
-    calls = settings.calls or (ROWS, DENSE)
+    calls = settings.calls or (ROWS, DENSE, KEYS, DRIVE)
     present = [RDMATENSOR, *(peer.name for peer in peers)]
     loads = settings.burners or (_QUICK_LOADS if settings.is_quick else _LOADS)
     sizes = settings.sizes or (_QUICK_SIZES if settings.is_quick else _SIZES)
     contests = [(ROWS, who) for who in present if who != GRPC]
     contests += [(DENSE, who) for who in present if who in (RDMATENSOR, GRPC)]
+    contests += [(KEYS, RDMATENSOR), (DRIVE, RDMATENSOR)]
     options = {"loads": loads, "sizes": sizes}
     turns: list[tuple[str, rounds.Turn]] = [
         (f"{who}, {what}, {path}", functools.partial(_turn, who, what, path, options))
@@ -72,7 +76,7 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
 
 
 def _turn(who: str, what: str, transport: str, options: Mapping[str, object]) -> list[Record]:
-    ranks = 3 if what == DENSE else _RANKS.get(who, 2)
+    ranks = _RANKS_OF.get(what, _RANKS.get(who, 2))
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]  # of Redis: free a moment ago
@@ -97,7 +101,7 @@ def _record(who: str, transport: str, ranks: int, printed: Record) -> Record:
         "transport": transport if link is None else f"{transport} {link}",
         "op": printed["op"],
         "size": printed["size"],
-        "ranks": ranks if printed["op"] == "dense step" else 0,
+        "ranks": ranks if printed["op"] in ("dense step", "driven batch") else 0,
         "timed": f"{load} burners" if load else "quiet",
         "call_cpu_ns": own_ns,
         "cpu_ns": servers_ns,

@@ -1,4 +1,4 @@
-"""One of the processes that pull and push rows, or take sync steps of a dense model.
+"""One of the processes that pull and push rows, take sync steps of a dense model, or are driven.
 
 Rank 0 measures; the last rank is the server, where there is one. All rows and values are compared
 with what they have to be before anything is timed.
@@ -24,6 +24,7 @@ from bench.benchlib import children
 from bench.workers import grpc_native, harness
 from bench.workers.busy import burning
 from rdmatensor import FileStore
+from rdmatensor.ps.driving import take_part
 
 OPTIONS: dict[str, object] = {
     "who": "rdmatensor",
@@ -36,8 +37,10 @@ OPTIONS: dict[str, object] = {
     "port": 6399,  # of Redis
 }
 ROWS, DIM, BATCH = 100_000, 64, 4096
+KEYS = 1_000_000
 _BATCHES = 16  # of ids, in turns: their rows exceed the caches of a core
 _WARM = 5
+_WINDOW = 16  # batches of a driver
 _PARAMETER_FLOATS = 1 << 18
 _LEAST_CALLS, _MOST_BYTES = 8, 256 << 20
 _CPUCLOCK_SCHED = 2  # of the kernel's clock ids: processor time of a process
@@ -260,6 +263,81 @@ def rows(arguments: SimpleNamespace) -> None:
                 timed(arguments, "push", size, load, lambda n: push(ids[n % _BATCHES], pushed))
 
 
+def keys(arguments: SimpleNamespace) -> None:
+    """Push a million random keys; each has the row that was pushed for it. Then time batches."""
+    draw = torch.Generator().manual_seed(0)
+    some = torch.randint(-(2**63), 2**63 - 1, (KEYS,), generator=draw)
+    rows = torch.arange(2.0 * KEYS).view(KEYS, 2)  # floats have these numbers
+    store = FileStore(arguments.folder / "store")
+    with ps.join(store, arguments.rank, 2, servers=1, mode="async") as cluster:
+        if cluster.server is not None:
+            cluster.server.serve()
+            return
+        worker = cluster.worker
+        assert worker is not None
+        table = worker.table("keys", 2, keys="int64", rule=ps.Assign())
+
+        def push(number: int) -> None:
+            span = slice(number * BATCH % KEYS, number * BATCH % KEYS + BATCH)
+            table.push(some[span], rows[span])
+            worker.clock()
+
+        for number in range(-(-KEYS // BATCH)):
+            push(number)
+        found, is_there = table.find(some)
+        if not torch.equal(found, rows) or not bool(is_there.all()):
+            raise RuntimeError("a key has the row of another one")
+        size = rows[:BATCH].numel() * rows.element_size()
+        for load in arguments.loads:
+            with burning("spin", load, arguments.folder):
+                timed(arguments, "pull of keys", size, load, lambda n: table.pull(
+                    some[n * BATCH % KEYS :][:BATCH]))  # fmt: skip
+                timed(arguments, "push of keys", size, load, push)
+        worker.leave()
+
+
+def take(_w: ps.Worker, batch: torch.Tensor) -> int:
+    """Be sent a batch."""
+    return batch.numel()
+
+
+def driven(arguments: SimpleNamespace) -> None:
+    """Schedule batches of so many bytes for two workers; each sample is the mean of a window."""
+
+    def main(driver: ps.Driver) -> None:
+        for size, load in itertools.product(arguments.sizes, arguments.loads):
+            batch = torch.zeros(max(1, size), dtype=torch.uint8)
+            windows = max(_LEAST_CALLS, min(arguments.calls, _MOST_BYTES // size) // _WINDOW)
+            raw_ns = []
+            with burning("spin", load, arguments.folder):
+                send(driver, batch)
+                before = spent_ns(arguments.pids)
+                for _ in range(windows):
+                    began_ns = time.perf_counter_ns()
+                    send(driver, batch)
+                    raw_ns.append((time.perf_counter_ns() - began_ns) // _WINDOW)
+                after, calls = spent_ns(arguments.pids), windows * _WINDOW
+            spent = [(end - ns) / calls for end, ns in zip(after, before, strict=True)]
+            cpu_ns = [spent[0], sum(spent[1:])]
+            harness.emit(op="driven batch", size=size, load=load, raw_ns=raw_ns, cpu_ns=cpu_ns)
+
+    store = FileStore(arguments.folder / "store")
+    with ps.join(store, arguments.rank, 4, servers=1, mode="async") as cluster:
+        if cluster.worker is not None:
+            take_part(cluster.worker, main, _WINDOW)
+            cluster.worker.leave()
+        elif cluster.server is not None:
+            cluster.server.serve()
+
+
+def send(driver: ps.Driver, batch: torch.Tensor) -> None:
+    """Send a window of batches; each arrives whole."""
+    for _ in range(_WINDOW):
+        driver.schedule(take, batch)
+    if driver.gather() != [batch.numel()] * _WINDOW:
+        raise RuntimeError("a worker got another batch than was sent")
+
+
 def dense(arguments: SimpleNamespace) -> None:
     """Take sync steps of models of so many bytes, each with a server of its own."""
     cells = itertools.product(arguments.sizes, arguments.loads)
@@ -299,4 +377,4 @@ def other_pids(arguments: SimpleNamespace) -> list[int]:
 def main(arguments: SimpleNamespace) -> None:
     torch.set_num_threads(1)
     arguments.pids = other_pids(arguments)
-    {"rows": rows, "dense": dense}[arguments.what](arguments)
+    {"rows": rows, "dense": dense, "keys": keys, "drive": driven}[arguments.what](arguments)
