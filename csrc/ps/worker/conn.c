@@ -103,6 +103,8 @@ conn_take_answer(struct rdt_ps_worker *worker, uint32_t server, uint32_t number,
         conn->pushes--;
     else if (!done.is_given_up && done.purpose != RDTI_PS_FOR_HOLDERS)
         conn->of_operation--;
+    if (done.purpose == RDTI_PS_FOR_LEAVE && answer.status == RDT_OK)
+        conn->has_let_go = true;
     if (!done.is_given_up)
         rdti_ps_operation_answered(worker, server, &done, (rdt_status)answer.status,
                                    at + RDTI_PS_HEAD_BYTES, answer.payload_bytes);

@@ -352,7 +352,8 @@ operation_go_on(struct rdt_ps_worker *worker, uint64_t deadline_ns, struct rdt_e
 }
 
 /* A worker that notices a lost server leaves, and so makes the others end the job: the loss is the
- * cause. A server that has said that it ends is not lost. */
+ * cause. A server that has said that it ends is not lost, nor is one that has let this worker go:
+ * it closes its connections when the last worker has left. */
 static void
 operation_find_cause(rdt_ps_worker *worker, struct rdt_error *why)
 {
@@ -360,7 +361,7 @@ operation_find_cause(rdt_ps_worker *worker, struct rdt_error *why)
 
     for (uint32_t server = 0; server < worker->opts.servers; server++) {
         rdti_error_init(&other, RDT_RANK_UNKNOWN);
-        if (worker->conns[server].has_failed ||
+        if (worker->conns[server].has_failed || worker->conns[server].has_let_go ||
             rdti_ps_conn_receive(worker, server, RDT_NO_WAIT, &other) == RDT_OK ||
             worker->conns[server].has_failed)
             continue;

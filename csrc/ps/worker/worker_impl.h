@@ -45,6 +45,7 @@ struct rdti_ps_conn {
     uint32_t of_operation; /* of them, those whose answer the operation needs */
     uint32_t pushes;       /* of them, pushes */
     bool has_failed;       /* the server has said that it ends the job */
+    bool has_let_go;       /* it has answered this worker's leave, and may be gone */
 };
 
 struct rdti_ps_view {

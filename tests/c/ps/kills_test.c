@@ -361,5 +361,6 @@ SWEEP(a_worker_dies_in_sync_over_tcp, TCP, RDT_PS_SYNC, 1, 1)
 SWEEP(a_worker_dies_in_ssp_over_tcp, TCP, RDT_PS_SSP, 1, 1)
 SWEEP(all_end_when_a_worker_dies, SHM, RDT_PS_SYNC, 0, 1)
 SWEEP(the_first_server_dies_over_shm, SHM, RDT_PS_SSP, 1, 2)
+SWEEP(the_last_server_dies_over_tcp, TCP, RDT_PS_SYNC, 1, 3)
 
 TEST_MAIN()
