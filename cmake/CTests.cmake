@@ -66,9 +66,11 @@ target_link_options(core_lost_frame_test PRIVATE LINKER:--wrap=malloc
     LINKER:--wrap=rdti_channel_send)
 # A side channel on which a READY is late.
 target_link_options(core_half_ready_test PRIVATE LINKER:--wrap=rdti_channel_send)
-# A process that dies at a step of the parameter server's protocol.
-target_link_options(ps_kills_test PRIVATE LINKER:--wrap=rdt_endpoint_write
-    LINKER:--wrap=rdt_endpoint_wait_notify)
+# Processes that die at a step of the parameter server's protocol.
+foreach(test ps_kills_test ps_replicas_test)
+    target_link_options(${test} PRIVATE LINKER:--wrap=rdt_endpoint_write
+        LINKER:--wrap=rdt_endpoint_wait_notify)
+endforeach()
 
 # Two programs run at a time (ci/ctest.sh), but for these: two processes that hand a word back and
 # forth, many times over, and figures of time and CPU. With the machine to themselves they measure

@@ -408,6 +408,7 @@ class _PsServerState(TypedDict):
     replays: int
     refused: int
     queued: int
+    switches: int
     pushed_rows: int
     pulled_rows: int
     applied_rows: int
@@ -434,6 +435,7 @@ class PsServerState(_PsServerState, total=False):
 
     job: its name; server: its number; pid: of its process; mode: of the clocks. requests: that have
     come; replays: of these, carried out before; refused: answered with an error; queued: not begun;
+    switches: of a backup, workers that read from it;
     pushed_rows, pulled_rows: by requests; applied_rows: changed by a rule; ticks: ends of steps;
     rounds: steps of all workers in "sync"; rows_bytes, state_bytes: of values and of their rules'
     state; staged_bytes: pushed and not applied; apply_s: time spent in applying; workers_in,

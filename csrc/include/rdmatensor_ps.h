@@ -149,7 +149,7 @@ struct rdt_ps_server_opts {
     uint32_t slots;      /* requests in flight of one worker; 2 to 64 */
     uint32_t slot_bytes; /* payload of one request; a multiple of 64 */
     uint32_t goes_on;    /* 1: the others continue if a worker dies; 0: all end with RDT_EPEER */
-    uint32_t reserved;
+    uint32_t is_backup;  /* 1: the second replica of what server `index` has; see "Replicas" */
     uint64_t staged_max_bytes; /* of one worker's pushes between two ticks; 0: 1 GiB */
 };
 /* RDT_EINVAL a field is out of range   RDT_ENOMEM as rdt_region_alloc() */
@@ -366,7 +366,8 @@ struct rdt_ps_server_counters {
     uint32_t workers_dead;
     /* Ticks of other workers that were applied between two of a worker; the last: all larger. */
     uint64_t staleness[RDT_PS_STALENESS_BUCKETS];
-    uint64_t queued; /* requests that have arrived and are not begun */
+    uint64_t queued;   /* requests that have arrived and are not begun */
+    uint64_t switches; /* of a backup: workers that read from it, as the primary is lost */
 };
 /* The caller sets out->struct_size. Any thread. */
 RDT_API void rdt_ps_server_counters(rdt_ps_server *server, struct rdt_ps_server_counters *out);
@@ -397,6 +398,18 @@ RDT_API void rdt_ps_server_destroy(rdt_ps_server *server);
 
 /* ---- Workers ----------------------------------------------------------------------------- */
 
+/*
+ * Replicas. With replicas, a worker has two connections for each of `servers` servers: connection s
+ * is to server s's primary, and connection servers + s to its backup. Calls that take a `server`,
+ * or arrays by server, then mean connections: `servers` primaries, and as many backups. A worker
+ * sends each push, tick and leave to both, and pulls from the primary. If it loses one of the two,
+ * the operation in flight goes on with the other one; if it loses both, the operation ends with
+ * RDT_EPEER. A call is for one of the two: RDT_ECANCELED says that this one is lost, and may have
+ * carried it out, and that the worker goes on with the other one. In RDT_PS_SYNC the two hold the
+ * same bits while no worker dies. In the other modes each push counts once on both, in an order of
+ * their own.
+ */
+
 struct rdt_ps_worker_opts {
     uint32_t struct_size;
     uint32_t mode; /* the next five as for the servers */
@@ -405,7 +418,9 @@ struct rdt_ps_worker_opts {
     uint32_t servers;
     uint32_t slots;
     uint32_t slot_bytes;
-    uint32_t maps; /* 1: rows and inboxes of servers on this host are mapped; 0: never */
+    uint32_t maps;     /* 1: rows and inboxes of servers on this host are mapped; 0: never */
+    uint32_t replicas; /* 0, or 1: each server has a backup; see "Replicas" */
+    uint32_t reserved;
 };
 /* One thread at a time uses a worker and its tables. RDT_EINVAL, RDT_ENOMEM as of the server. */
 RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_create(rdt_context *ctx,
@@ -511,6 +526,14 @@ RDT_API void rdt_ps_worker_write_clock(rdt_ps_worker *worker, uint64_t clock);
 RDT_API uint64_t rdt_ps_worker_clock(const rdt_ps_worker *worker);
 /* 1 if the rows on this server are read in mapped memory. */
 RDT_API uint32_t rdt_ps_worker_is_mapped(const rdt_ps_worker *worker, uint32_t server);
+/* The connection that rows of this server are read from: `server`, or its backup's. */
+RDT_API uint32_t rdt_ps_worker_active(const rdt_ps_worker *worker, uint32_t server);
+/* 1 if this connection is lost, and the worker goes on without it. */
+RDT_API uint32_t rdt_ps_worker_is_lost(const rdt_ps_worker *worker, uint32_t connection);
+/* How many are. */
+RDT_API uint32_t rdt_ps_worker_losses(const rdt_ps_worker *worker);
+/* Time that this worker's ticks have waited for backups after all primaries had answered. */
+RDT_API uint64_t rdt_ps_worker_backup_ns(const rdt_ps_worker *worker);
 /* NULL is legal. */
 RDT_API void rdt_ps_worker_destroy(rdt_ps_worker *worker);
 

@@ -31,6 +31,7 @@ KINDS: dict[str, tuple[Literal["counter", "gauge"], str]] = {
     "workers_in": ("gauge", "workers that take part"),
     "workers_dead": ("counter", "workers that died"),
     "queued": ("gauge", "requests that have come and are not begun"),
+    "switches": ("counter", "workers that read from this backup, as its server is lost"),
 }
 
 

@@ -69,6 +69,7 @@ open_server(uint8_t how)
                                             .slots = SLOTS,
                                             .slot_bytes = SLOT_BYTES,
                                             .goes_on = how >> 7,
+                                            .is_backup = how / 6 % 2,
                                             .staged_max_bytes = 16384};
     const struct rdt_ps_dense_opts dense = {.struct_size = sizeof(dense),
                                             .count = 7,
@@ -260,7 +261,7 @@ say_step(struct script *s, uint32_t worker, uint64_t clock, uint64_t chunk)
 static void
 write_seeds(const char *dir)
 {
-    for (unsigned how = 0; how < 6; how++) {
+    for (unsigned how = 0; how < 12; how++) {
         struct script *s = calloc(1, sizeof(*s));
         CHECK_NOT_NULL(s);
         s->bytes[0] = (uint8_t)(how | (how & 1) << 7);
@@ -274,6 +275,8 @@ write_seeds(const char *dir)
         s->bytes[s->len_bytes] = WHAT_PROGRAM << 3;
         s->len_bytes += RECORD_HEAD_BYTES;
         say(s, 0, 1, (struct rdti_ps_request){.op = RDTI_PS_OP_VALUES}, NULL);
+        say(s, 1, 1, (struct rdti_ps_request){.op = RDTI_PS_OP_TAKE, .queue = 1, .chunk = 1}, NULL);
+        say(s, 1, 1, (struct rdti_ps_request){.op = RDTI_PS_OP_SWITCH}, NULL);
         say(s, 0, 2, (struct rdti_ps_request){.op = RDTI_PS_OP_LEAVE}, NULL);
         s->bytes[s->len_bytes] = 1 | WHAT_END << 3;
         s->len_bytes += RECORD_HEAD_BYTES;

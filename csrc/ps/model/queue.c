@@ -109,6 +109,19 @@ rdti_ps_queue_lease(struct rdti_ps_queue *queue, uint32_t worker)
     return chunk;
 }
 
+void
+rdti_ps_queue_take(struct rdti_ps_queue *queue, uint64_t chunk, uint32_t worker)
+{
+    if (queue->holders == NULL || chunk >= queue->chunks ||
+        queue->holders[chunk] == RDTI_PS_CHUNK_DONE)
+        return;
+    for (; queue->next <= chunk; queue->next++)
+        queue->returned++;
+    if (queue->holders[chunk] == RDTI_PS_CHUNK_FREE)
+        queue->returned--;
+    queue->holders[chunk] = worker;
+}
+
 bool
 rdti_ps_queue_apply(struct rdti_ps_queue *queue, uint64_t chunk)
 {
@@ -139,7 +152,7 @@ rdti_ps_queue_confirm(struct rdti_ps_queue *queue, uint64_t chunk, uint32_t work
 void
 rdti_ps_queue_give_back(struct rdti_ps_queue *queue, uint64_t chunk, uint32_t worker)
 {
-    if (queue->holders == NULL || queue->holders[chunk] != worker)
+    if (!rdti_ps_queue_is_held(queue, chunk, worker))
         return;
     queue->holders[chunk] = RDTI_PS_CHUNK_FREE;
     queue->returned++;

@@ -38,6 +38,8 @@ void rdti_ps_queue_free(struct rdti_ps_queue *queue);
 uint64_t rdti_ps_queue_lease(struct rdti_ps_queue *queue, uint32_t worker);
 /* The chunk's step is applied on this server. False: it was before. */
 bool rdti_ps_queue_apply(struct rdti_ps_queue *queue, uint64_t chunk);
+/* The other replica of server 0 has given this chunk to the worker. */
+void rdti_ps_queue_take(struct rdti_ps_queue *queue, uint64_t chunk, uint32_t worker);
 /* The chunk is done, if this worker holds it. */
 void rdti_ps_queue_confirm(struct rdti_ps_queue *queue, uint64_t chunk, uint32_t worker);
 /* The chunk is free again, if this worker holds it. */

@@ -200,6 +200,21 @@ rdti_ps_dense_bring(rdt_ps_server *server, uint32_t worker)
     }
 }
 
+void
+rdti_ps_dense_bring_all(rdt_ps_server *server, uint32_t worker)
+{
+    for (uint32_t i = 0; i < server->dense_count; i++)
+        server->dense[i]->sent[worker] = UINT64_MAX;
+    rdti_ps_dense_bring(server, worker);
+}
+
+void
+rdti_ps_dense_skip(rdt_ps_server *server, uint32_t worker)
+{
+    for (uint32_t i = 0; i < server->dense_count; i++)
+        server->dense[i]->sent[worker] = server->dense[i]->step;
+}
+
 rdt_status
 rdt_ps_server_load_dense(rdt_ps_server *server, uint32_t id, uint32_t worker, struct rdt_error *err)
 {

@@ -36,6 +36,16 @@ leases_give(rdt_ps_server *server, uint32_t worker, uint64_t chunk, const uint8_
 }
 
 void
+rdti_ps_leases_confirm(rdt_ps_server *server, uint32_t worker)
+{
+    struct rdti_ps_client *client = &server->clients[worker];
+
+    if (client->has_ticked_chunk)
+        rdti_ps_queue_confirm(&server->queues[client->tick_queue - 1], client->tick_chunk, worker);
+    client->has_ticked_chunk = false;
+}
+
+void
 rdti_ps_leases_advance(rdt_ps_server *server)
 {
     const uint32_t members_bytes =

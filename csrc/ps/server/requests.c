@@ -27,11 +27,12 @@ requests_table(struct requests_one *one)
         return NULL;
     }
     struct rdti_ps_table *table = one->server->tables[one->head.table];
-    if (one->head.map_version == table->map.version)
+    const uint32_t version = table->map.version + (one->client->has_switched ? 1 : 0);
+    if (one->head.map_version == version)
         return table;
     (void)rdti_error_set(&one->err, RDT_ESTALE, 0,
                          "the map of table %u has version %u, and the worker has version %u",
-                         one->head.table, table->map.version, one->head.map_version);
+                         one->head.table, version, one->head.map_version);
     return NULL;
 }
 
@@ -95,7 +96,9 @@ requests_pull(struct requests_one *one)
     const uint64_t rows_bytes = count * table->opts.dim * sizeof(float);
     const bool is_find = (one->head.flags & RDTI_PS_FLAG_FIND) != 0;
     const uint64_t bytes = rows_bytes + (is_find ? count : 0);
-    rdt_status status = requests_check_bytes(one, count * sizeof(uint64_t));
+    rdt_status status = rdti_ps_replica_check_reader(one->server, one->worker, &one->err);
+    if (status == RDT_OK)
+        status = requests_check_bytes(one, count * sizeof(uint64_t));
     if (status == RDT_OK && bytes > server->opts.slot_bytes)
         status = rdti_error_set(&one->err, RDT_EPROTO, 0, "%u rows exceed a slot of %u B",
                                 one->head.count, server->opts.slot_bytes);
@@ -130,27 +133,29 @@ requests_check_chunk(struct requests_one *one)
                           (unsigned long long)one->head.chunk, one->head.queue);
 }
 
-/* All servers have answered the tick of the worker's chunk. */
-static void
-requests_confirm(rdt_ps_server *server, uint32_t worker)
+static rdt_status
+requests_check_queue(struct requests_one *one)
 {
-    struct rdti_ps_client *client = &server->clients[worker];
-
-    if (client->has_ticked_chunk)
-        rdti_ps_queue_confirm(&server->queues[client->tick_queue - 1], client->tick_chunk, worker);
-    client->has_ticked_chunk = false;
+    if (one->head.queue != 0 && one->head.queue <= one->server->queue_count)
+        return RDT_OK;
+    return rdti_error_set(&one->err, RDT_EINVAL, 0, "queue %u does not exist", one->head.queue);
 }
 
 static rdt_status
 requests_lease(struct requests_one *one)
 {
-    if (one->head.queue == 0 || one->head.queue > one->server->queue_count)
-        return rdti_error_set(&one->err, RDT_EINVAL, 0, "queue %u does not exist", one->head.queue);
+    rdt_status status = requests_check_queue(one);
+
+    /* In RDT_PS_SYNC both replicas give the same leases. */
+    if (status == RDT_OK && one->server->opts.mode != RDT_PS_SYNC)
+        status = rdti_ps_replica_check_reader(one->server, one->worker, &one->err);
+    if (status != RDT_OK)
+        return status;
     if (one->client->has_lease_request)
         return rdti_error_set(&one->err, RDT_EBUSY, 0, "a lease was asked for twice");
     if (one->client->has_tick)
         return rdti_error_set(&one->err, RDT_EBUSY, 0, "a lease before the last tick was answered");
-    requests_confirm(one->server, one->worker);
+    rdti_ps_leases_confirm(one->server, one->worker);
     one->client->has_lease_request = true;
     one->client->lease_slot = one->slot;
     one->client->lease_queue = one->head.queue;
@@ -224,7 +229,7 @@ requests_tick(struct requests_one *one)
 
     if (status != RDT_OK)
         return status;
-    requests_confirm(one->server, one->worker);
+    rdti_ps_leases_confirm(one->server, one->worker);
     client->dense_mask = 0;
     status = requests_mark_tables(one, false);
     if (status != RDT_OK)
@@ -289,13 +294,25 @@ requests_leave(struct requests_one *one)
     rdt_ps_server *server = one->server;
 
     if (!one->client->has_tick) /* else other servers may not have applied the step */
-        requests_confirm(server, one->worker);
+        rdti_ps_leases_confirm(server, one->worker);
     requests_drop(server, one->worker);
     rdti_ps_answer_send(server, one->worker, one->slot, 0);
     one->client->has_left = true;
     (void)pthread_cond_broadcast(&server->calls_changed);
     rdti_ps_steps_advance(server);
     return RDT_OK;
+}
+
+/* What only workers with replicas send. */
+static rdt_status
+requests_run_replica(struct requests_one *one)
+{
+    if (one->head.op == RDTI_PS_OP_SWITCH)
+        return rdti_ps_replica_switch(one->server, one->worker, one->slot, &one->err);
+    const rdt_status status = requests_check_queue(one);
+    return status == RDT_OK
+               ? rdti_ps_replica_take(one->server, one->worker, one->slot, &one->head, &one->err)
+               : status;
 }
 
 static rdt_status
@@ -322,6 +339,9 @@ requests_run(struct requests_one *one)
         return RDT_OK;
     case RDTI_PS_OP_HOLDERS:
         return requests_holders(one);
+    case RDTI_PS_OP_SWITCH:
+    case RDTI_PS_OP_TAKE:
+        return requests_run_replica(one);
     default:
         return requests_leave(one);
     }

@@ -47,6 +47,9 @@ server_check(const struct rdt_ps_server_opts *opts, struct rdt_error *err)
         return rdti_error_set(err, RDT_EINVAL, 0, "server: not a struct of this version");
     if (opts->servers == 0 || opts->servers > RDTI_PS_SERVERS_MAX || opts->index >= opts->servers)
         return rdti_error_set(err, RDT_EINVAL, 0, "server %u of %u", opts->index, opts->servers);
+    if (opts->is_backup > 1)
+        return rdti_error_set(err, RDT_EINVAL, 0, "server: is_backup is %u, not 0 or 1",
+                              opts->is_backup);
     return rdti_ps_check_slots(opts->slots, opts->slot_bytes, err);
 }
 

@@ -17,6 +17,7 @@
 #include "ps/model/stage.h"
 #include "ps/server/table.h"
 #include "wire/ps/answer.h"
+#include "wire/ps/request.h"
 
 enum { RDTI_PS_TABLES_MAX = 4096 };
 enum { RDTI_PS_ARRIVED_END = UINT32_MAX }; /* in place of a slot: the worker left or died */
@@ -42,7 +43,8 @@ struct rdti_ps_client {
     bool is_over; /* the task polls it no more; under arrivals_lock */
     bool has_left;
     bool is_dead;
-    bool has_tick; /* one waits for its answer */
+    bool has_switched; /* it reads from this backup, as the primary is lost */
+    bool has_tick;     /* one waits for its answer */
     uint32_t tick_slot;
     double lr_scale; /* of that tick, as the next */
     uint32_t age;
@@ -118,6 +120,13 @@ struct rdt_ps_server {
     bool is_failure_taken;
 };
 
+/* Whether the worker takes values, rows and waits from the primary. */
+static inline bool
+rdti_ps_is_quiet(const rdt_ps_server *server, uint32_t worker)
+{
+    return server->opts.is_backup != 0 && !server->clients[worker].has_switched;
+}
+
 /* arrivals.c */
 rdt_status rdti_ps_arrivals_start(rdt_ps_server *server, struct rdt_error *err);
 /* The next one; false: none within a tenth of a second, or the server stops. */
@@ -168,6 +177,8 @@ void rdti_ps_holders_text(const rdt_ps_server *server, char out[RDTI_PS_TEXT_BYT
 /* leases.c; under server->lock */
 /* Gives the leases that can be given. */
 void rdti_ps_leases_advance(rdt_ps_server *server);
+/* All servers have answered the tick of the worker's chunk. */
+void rdti_ps_leases_confirm(rdt_ps_server *server, uint32_t worker);
 /* Ends everything: the reason goes to all. */
 void rdti_ps_server_fail(rdt_ps_server *server, const struct rdt_error *err);
 
@@ -176,6 +187,21 @@ void rdti_ps_server_fail(rdt_ps_server *server, const struct rdt_error *err);
 bool rdti_ps_dense_is_stale(const rdt_ps_server *server, uint32_t worker);
 /* Writes those values, before the answer that says so. */
 void rdti_ps_dense_bring(rdt_ps_server *server, uint32_t worker);
+/* The same of all models, also those that the worker may have from the primary. */
+void rdti_ps_dense_bring_all(rdt_ps_server *server, uint32_t worker);
+/* The worker has those values from the primary. */
+void rdti_ps_dense_skip(rdt_ps_server *server, uint32_t worker);
+
+/* replica.c; under server->lock */
+/* RDT_ESTALE: this is a backup, which may be behind, and the worker has the primary. */
+rdt_status rdti_ps_replica_check_reader(const rdt_ps_server *server, uint32_t worker,
+                                        struct rdt_error *err);
+/* The worker has lost the primary. RDT_EPROTO: this is not a backup. */
+rdt_status rdti_ps_replica_switch(rdt_ps_server *server, uint32_t worker, uint32_t slot,
+                                  struct rdt_error *err);
+/* The other replica has leased the request's chunk to the worker. The queue exists. */
+rdt_status rdti_ps_replica_take(rdt_ps_server *server, uint32_t worker, uint32_t slot,
+                                const struct rdti_ps_request *request, struct rdt_error *err);
 
 /* cut.c; under server->lock */
 rdt_status rdti_ps_cut_init(rdt_ps_server *server, struct rdt_error *err);

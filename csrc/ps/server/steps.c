@@ -321,9 +321,10 @@ steps_answer(rdt_ps_server *server, bool is_round)
     for (uint32_t worker = 0; worker < server->opts.workers; worker++) {
         struct rdti_ps_client *client = &server->clients[worker];
         const uint64_t own = server->clocks.of[worker].ticks;
+        const bool is_quiet = rdti_ps_is_quiet(server, worker);
         /* With SSP, server 0 alone holds workers: it knows which of them wait for leases. */
         const uint64_t needed =
-            server->opts.index != 0
+            server->opts.index != 0 || is_quiet
                 ? 0
                 : rdti_ps_clocks_needed(server->opts.mode, server->opts.staleness, own);
         if (!client->has_tick ||
@@ -331,8 +332,10 @@ steps_answer(rdt_ps_server *server, bool is_round)
                                               : rdti_ps_clocks_least(&server->clocks) < needed))
             continue;
         client->has_tick = false;
-        if (server->opts.mode != RDT_PS_SSP ||
-            server->opts.index == 0) /* else they are asked for */
+        if (is_quiet)
+            rdti_ps_dense_skip(server, worker);
+        else if (server->opts.mode != RDT_PS_SSP ||
+                 server->opts.index == 0) /* else they are asked for */
             rdti_ps_dense_bring(server, worker);
         rdti_ps_answer_send(server, worker, client->tick_slot, 0);
     }

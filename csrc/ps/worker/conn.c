@@ -71,8 +71,8 @@ conn_take_failure(struct rdt_ps_worker *worker, uint32_t server, struct rdt_erro
     worker->conns[server].has_failed = true;
     rdti_ps_answer_text(rdt_region_addr(worker->conns[server].outbox), sizeof(text), text);
     if (worker->ended.status == RDT_OK)
-        (void)rdti_error_set(&worker->ended, RDT_EPEER, 0, "server %u ended the job: %s", server,
-                             text);
+        (void)rdti_error_set(&worker->ended, RDT_EPEER, 0, "server %u ended the job: %s",
+                             server % worker->opts.servers, text);
     return rdti_error_copy(err, &worker->ended);
 }
 

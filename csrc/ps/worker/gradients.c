@@ -32,11 +32,14 @@ gradients_check(const rdt_ps_worker *worker, uint64_t floats, const uint64_t *st
     if (worker->dense_count == RDTI_PS_DENSE_MAX)
         return rdti_error_set(err, RDT_EINVAL, 0, "there are %d dense models already",
                               RDTI_PS_DENSE_MAX);
-    for (uint32_t server = 0; server < servers; server++)
+    for (uint32_t conn = 0; conn < worker->conn_count; conn++) {
+        const uint32_t server = conn % servers;
         if (starts[server] > starts[server + 1] ||
-            slots[server].len_bytes != (starts[server + 1] - starts[server]) * sizeof(float))
+            (!worker->conns[conn].is_lost &&
+             slots[conn].len_bytes != (starts[server + 1] - starts[server]) * sizeof(float)))
             return rdti_error_set(err, RDT_EINVAL, 0, "dense: server %u has a slot of %llu B",
-                                  server, (unsigned long long)slots[server].len_bytes);
+                                  server, (unsigned long long)slots[conn].len_bytes);
+    }
     if (starts[0] != 0 || starts[servers] != floats)
         return rdti_error_set(err, RDT_EINVAL, 0, "dense: the servers' parts are not %llu floats",
                               (unsigned long long)floats);
@@ -57,16 +60,16 @@ rdt_ps_worker_add_dense(rdt_ps_worker *worker, const float *gradients, uint64_t 
     struct rdti_ps_gradients dense = {
         .floats = gradients,
         .starts = malloc((servers + 1) * sizeof(*dense.starts)),
-        .ids = malloc(servers * sizeof(*dense.ids)),
-        .slots = malloc(servers * sizeof(*dense.slots)),
+        .ids = malloc(worker->conn_count * sizeof(*dense.ids)),
+        .slots = malloc(worker->conn_count * sizeof(*dense.slots)),
     };
     if (dense.starts == NULL || dense.ids == NULL || dense.slots == NULL) {
         gradients_free_one(&dense);
         return rdti_error_set(err, RDT_ENOMEM, 0, "a dense model over %u servers", servers);
     }
     memcpy(dense.starts, starts, (servers + 1) * sizeof(*dense.starts));
-    memcpy(dense.ids, ids, servers * sizeof(*dense.ids));
-    memcpy(dense.slots, slots, servers * sizeof(*dense.slots));
+    memcpy(dense.ids, ids, worker->conn_count * sizeof(*dense.ids));
+    memcpy(dense.slots, slots, worker->conn_count * sizeof(*dense.slots));
     *dense_out = worker->dense_count;
     worker->dense[worker->dense_count++] = dense;
     return RDT_OK;
@@ -106,17 +109,19 @@ rdt_ps_worker_push_dense(rdt_ps_worker *worker, uint32_t dense, uint64_t first, 
         return rdti_error_set(err, RDT_EINVAL, 0,
                               "dense: gradients %" PRIu64 " to %" PRIu64 " do not exist", first,
                               first + count);
-    for (uint32_t server = 0; server < worker->opts.servers; server++) {
+    for (uint32_t conn = 0; conn < worker->conn_count; conn++) {
+        const uint32_t server = conn % worker->opts.servers;
         const uint64_t from = first > one->starts[server] ? first : one->starts[server];
         const uint64_t part_end = one->starts[server + 1];
         const uint64_t end = first + count < part_end ? first + count : part_end;
-        if (from >= end)
+        if (from >= end || worker->conns[conn].is_lost)
             continue;
-        const rdt_status status =
-            rdt_endpoint_write(worker->conns[server].ep, one->floats + from,
-                               (end - from) * sizeof(float), &one->slots[server],
-                               (from - one->starts[server]) * sizeof(float), RDT_NOTIFY_NONE, NULL,
-                               err);
+        rdt_status status = rdt_endpoint_write(worker->conns[conn].ep, one->floats + from,
+                                               (end - from) * sizeof(float), &one->slots[conn],
+                                               (from - one->starts[server]) * sizeof(float),
+                                               RDT_NOTIFY_NONE, NULL, err);
+        if (status != RDT_OK)
+            status = rdti_ps_replicas_lose(worker, conn, status, err);
         if (status != RDT_OK)
             return status;
     }

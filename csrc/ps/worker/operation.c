@@ -26,33 +26,24 @@ operation_note_error(struct rdt_error *into, uint32_t server, rdt_status status,
 }
 
 static void
-operation_take_lease(struct rdt_ps_worker *worker, uint32_t server, const uint8_t *payload,
-                     uint32_t payload_bytes)
+operation_take_answer(struct rdti_ps_operation *op, const uint8_t *payload, uint32_t payload_bytes)
 {
-    struct rdti_ps_lease lease;
-    struct rdt_error why;
-
-    if (rdti_ps_lease_decode(payload, payload_bytes, &lease, &why) != RDT_OK) {
-        (void)rdti_error_set(&worker->op.error, RDT_EPROTO, 0, "server %u: %s", server,
-                             why.message);
+    if (payload_bytes > op->cap) {
+        (void)rdti_error_set(&op->error, RDT_EINVAL, 0, "an answer of %u B exceeds %llu B",
+                             payload_bytes, (unsigned long long)op->cap);
         return;
     }
-    *worker->op.chunk_out = lease.chunk;
-    *worker->op.stale_out = lease.is_stale;
-    if (lease.chunk != RDT_PS_CHUNK_NONE) {
-        worker->has_chunk = true;
-        worker->chunk = lease.chunk;
-        worker->members_bytes = lease.members_bytes;
-        memcpy(worker->members, lease.members, lease.members_bytes);
-    }
+    memcpy(op->answer, payload, payload_bytes);
+    *op->len_out = payload_bytes;
 }
 
 void
-rdti_ps_operation_answered(struct rdt_ps_worker *worker, uint32_t server,
+rdti_ps_operation_answered(struct rdt_ps_worker *worker, uint32_t conn,
                            const struct rdti_ps_worker_slot *slot, rdt_status status,
                            const uint8_t *payload, uint32_t payload_bytes)
 {
     struct rdti_ps_operation *op = &worker->op;
+    const uint32_t server = conn % worker->opts.servers;
 
     if (slot->purpose == RDTI_PS_FOR_HOLDERS) {
         if (status == RDT_OK && op->asked_ns != 0) /* else an earlier operation asked */
@@ -62,21 +53,17 @@ rdti_ps_operation_answered(struct rdt_ps_worker *worker, uint32_t server,
     if (status != RDT_OK) {
         operation_note_error(slot->purpose == RDTI_PS_FOR_PUSH ? &worker->push_error : &op->error,
                              server, status, payload, payload_bytes);
+    } else if (slot->purpose == RDTI_PS_FOR_TICK) {
+        rdti_ps_replicas_ticked(worker, conn);
     } else if (slot->purpose == RDTI_PS_FOR_PULL) {
         if (rdti_ps_rows_scatter(worker, slot, payload, payload_bytes) != RDT_OK &&
             op->error.status == RDT_OK)
             (void)rdti_error_set(&op->error, RDT_EPROTO, 0, "server %u sent %u B for %llu rows",
                                  server, payload_bytes, (unsigned long long)slot->count);
     } else if (slot->purpose == RDTI_PS_FOR_LEASE) {
-        operation_take_lease(worker, server, payload, payload_bytes);
+        rdti_ps_leasing_answered(worker, conn, payload, payload_bytes);
     } else if (slot->purpose == RDTI_PS_FOR_CALL) {
-        if (payload_bytes > op->cap) {
-            (void)rdti_error_set(&op->error, RDT_EINVAL, 0, "an answer of %u B exceeds %llu B",
-                                 payload_bytes, (unsigned long long)op->cap);
-            return;
-        }
-        memcpy(op->answer, payload, payload_bytes);
-        *op->len_out = payload_bytes;
+        operation_take_answer(op, payload, payload_bytes);
     }
 }
 
@@ -121,51 +108,55 @@ operation_is_held_by_first(const struct rdt_ps_worker *worker)
     return worker->opts.mode == RDT_PS_SSP && worker->opts.servers > 1;
 }
 
-/* How many requests the operation has. The others send values of dense models after server 0 has
- * answered: before, they may be older than SSP permits. */
+/* How many requests the operation has, a lease apart. The others send values of dense models after
+ * server 0 has answered: before, they may be older than SSP permits. */
 static uint32_t
 operation_requests(const struct rdt_ps_worker *worker)
 {
     const struct rdti_ps_operation *op = &worker->op;
-    const uint32_t servers = worker->opts.servers;
 
-    if (op->purpose == RDTI_PS_FOR_CALL || op->purpose == RDTI_PS_FOR_LEASE)
+    if (op->purpose == RDTI_PS_FOR_CALL)
         return 1;
     if (op->purpose == RDTI_PS_FOR_TICK && worker->dense_count > 0 &&
         operation_is_held_by_first(worker))
-        return 2 * servers - 1;
-    return servers;
+        return worker->conn_count + worker->opts.servers - 1;
+    return worker->conn_count;
 }
 
-/* The server of request `next`. */
+/* The connection of request `next`. */
 static uint32_t
-operation_server(const struct rdt_ps_worker *worker)
+operation_conn(const struct rdt_ps_worker *worker)
 {
     const struct rdti_ps_operation *op = &worker->op;
+    const uint32_t servers = worker->opts.servers;
+    const uint32_t replicas = 1 + worker->opts.replicas;
 
-    if (op->purpose == RDTI_PS_FOR_CALL || op->purpose == RDTI_PS_FOR_LEASE)
+    if (op->purpose == RDTI_PS_FOR_CALL)
         return op->server;
-    if (op->purpose == RDTI_PS_FOR_TICK && operation_is_held_by_first(worker))
-        return (op->next + 1) % worker->opts.servers;
-    return op->next;
+    if (op->purpose != RDTI_PS_FOR_TICK || !operation_is_held_by_first(worker))
+        return op->next;
+    if (op->next >= worker->conn_count) /* for values */
+        return worker->active[op->next - worker->conn_count + 1];
+    return (op->next / replicas + 1) % servers + op->next % replicas * servers;
 }
 
 /* Whether request `next` of a tick waits for the answer of a server. A step whose push was refused
  * is dropped by all servers: with several of them, the answers to pushes come before the tick. */
 static bool
-operation_is_blocked(const struct rdt_ps_worker *worker, uint32_t *server_out)
+operation_is_blocked(const struct rdt_ps_worker *worker, uint32_t *conn_out)
 {
     const struct rdti_ps_operation *op = &worker->op;
-    const uint32_t servers = worker->opts.servers;
+    const uint32_t conns = worker->conn_count;
 
-    if (op->purpose != RDTI_PS_FOR_TICK || servers == 1)
+    if (op->purpose != RDTI_PS_FOR_TICK || conns == 1)
         return false;
     const bool is_after_others =
-        operation_is_held_by_first(worker) && (op->next == servers - 1 || op->next == servers);
-    for (uint32_t server = 0; server < servers; server++)
-        if ((op->next == 0 && worker->conns[server].pushes > 0) ||
-            (is_after_others && worker->conns[server].of_operation > 0)) {
-            *server_out = server;
+        operation_is_held_by_first(worker) &&
+        (op->next == conns - 1 - worker->opts.replicas || op->next == conns);
+    for (uint32_t conn = 0; conn < conns; conn++)
+        if ((op->next == 0 && worker->conns[conn].pushes > 0) ||
+            (is_after_others && worker->conns[conn].of_operation > 0)) {
+            *conn_out = conn;
             return true;
         }
     return false;
@@ -183,7 +174,7 @@ operation_send_one(struct rdt_ps_worker *worker, uint32_t server, struct rdt_err
     if (status != RDT_OK)
         return status;
     uint8_t *payload = rdti_ps_conn_payload(worker, server, slot);
-    if (op->purpose == RDTI_PS_FOR_TICK && op->next >= worker->opts.servers) {
+    if (op->purpose == RDTI_PS_FOR_TICK && op->next >= worker->conn_count) {
         request.op = RDTI_PS_OP_VALUES;
         purpose = RDTI_PS_FOR_VALUES;
     } else if (op->purpose == RDTI_PS_FOR_TICK) {
@@ -195,9 +186,6 @@ operation_send_one(struct rdt_ps_worker *worker, uint32_t server, struct rdt_err
         request.count = operation_put_tables(worker, server, payload);
         request.payload_bytes = request.count * (uint32_t)sizeof(uint32_t);
         operation_put_chunk(worker, server, payload, &request);
-    } else if (op->purpose == RDTI_PS_FOR_LEASE) {
-        request.op = RDTI_PS_OP_LEASE;
-        request.queue = worker->queues[server];
     } else if (op->purpose == RDTI_PS_FOR_CALL) {
         request.op = RDTI_PS_OP_CALL;
         request.payload_bytes = (uint32_t)op->len_bytes;
@@ -206,58 +194,97 @@ operation_send_one(struct rdt_ps_worker *worker, uint32_t server, struct rdt_err
     return rdti_ps_conn_post(worker, server, slot, &request, purpose, err);
 }
 
-/* Posts what can be posted. RDT_EAGAIN, with *blocked: that server has no free slot. */
+/* RDT_EAGAIN: the other replica goes on, which must learn of it before it is asked. */
+static rdt_status
+operation_lose(struct rdt_ps_worker *worker, uint32_t conn, rdt_status status,
+               struct rdt_error *err)
+{
+    status = rdti_ps_replicas_lose(worker, conn, status, err);
+    return status == RDT_OK ? RDT_EAGAIN : status;
+}
+
+/* Pushes go to all replicas, pulls to the active ones. */
+static rdt_status
+operation_send_rows(struct rdt_ps_worker *worker, uint32_t *blocked, struct rdt_error *err)
+{
+    const bool is_pull = worker->op.purpose == RDTI_PS_FOR_PULL;
+    rdt_status answer = RDT_OK;
+
+    for (uint32_t conn = 0; conn < worker->conn_count; conn++) {
+        if (worker->conns[conn].is_lost ||
+            (is_pull && worker->active[conn % worker->opts.servers] != conn))
+            continue;
+        const rdt_status status = rdti_ps_rows_send(worker, conn, err);
+        if (status == RDT_EAGAIN) {
+            *blocked = conn;
+            answer = status;
+        } else if (status != RDT_OK) {
+            return operation_lose(worker, conn, status, err);
+        }
+    }
+    return answer;
+}
+
+/* Posts what can be posted. RDT_EAGAIN, with *blocked: that connection has no free slot. */
 static rdt_status
 operation_send(struct rdt_ps_worker *worker, uint32_t *blocked, struct rdt_error *err)
 {
     struct rdti_ps_operation *op = &worker->op;
-    rdt_status answer = RDT_OK;
+    rdt_status status = rdti_ps_replicas_send(worker, blocked, err);
 
-    if (op->purpose == RDTI_PS_FOR_PUSH || op->purpose == RDTI_PS_FOR_PULL) {
-        for (uint32_t server = 0; server < worker->opts.servers; server++) {
-            const rdt_status status = rdti_ps_rows_send(worker, server, err);
-            if (status == RDT_EAGAIN)
-                *blocked = server;
-            if (status != RDT_OK)
-                answer = status;
-            if (status != RDT_OK && status != RDT_EAGAIN)
-                return status;
-        }
-        return answer;
-    }
+    if (status != RDT_OK)
+        return status;
+    if (op->purpose == RDTI_PS_FOR_PUSH || op->purpose == RDTI_PS_FOR_PULL)
+        return operation_send_rows(worker, blocked, err);
+    if (op->purpose == RDTI_PS_FOR_LEASE)
+        return rdti_ps_leasing_send(worker, blocked, err);
     while (op->next < operation_requests(worker)) {
         if (operation_is_blocked(worker, blocked))
             return RDT_EAGAIN;
-        *blocked = operation_server(worker);
-        const rdt_status status = operation_send_one(worker, *blocked, err);
-        if (status != RDT_OK)
-            return status;
+        const uint32_t conn = operation_conn(worker);
+        if (!worker->conns[conn].is_lost) {
+            *blocked = conn;
+            status = operation_send_one(worker, conn, err);
+            if (status != RDT_OK && status != RDT_EAGAIN)
+                return operation_lose(worker, conn, status, err);
+            if (status != RDT_OK)
+                return status;
+        }
         op->next++;
     }
     return RDT_OK;
 }
 
-/* A server that has not answered all that the operation needs. */
+/* A connection that has not answered all that the operation needs. */
 static bool
-operation_needs(const struct rdt_ps_worker *worker, uint32_t *server_out)
+operation_needs(const struct rdt_ps_worker *worker, uint32_t *conn_out)
 {
-    for (uint32_t server = 0; server < worker->opts.servers; server++)
-        if (worker->conns[server].of_operation > 0) {
-            *server_out = server;
+    for (uint32_t conn = 0; conn < worker->conn_count; conn++)
+        if (worker->conns[conn].of_operation > 0) {
+            *conn_out = conn;
             return true;
         }
     return false;
 }
 
+/* Takes what a connection has sent. RDT_OK also if it is lost, and the other replica goes on. */
+static rdt_status
+operation_hear(struct rdt_ps_worker *worker, uint32_t conn, uint64_t wait_ns, struct rdt_error *err)
+{
+    const rdt_status status = rdti_ps_conn_receive(worker, conn, wait_ns, err);
+
+    if (status == RDT_OK || status == RDT_ETIMEDOUT)
+        return status;
+    return rdti_ps_replicas_lose(worker, conn, status, err);
+}
+
 static rdt_status
 operation_receive(struct rdt_ps_worker *worker, struct rdt_error *err)
 {
-    for (uint32_t server = 0; server < worker->opts.servers; server++) {
-        const struct rdti_ps_conn *conn = &worker->conns[server];
-        rdt_status status;
-        if (conn->in_flight == 0)
+    for (uint32_t conn = 0; conn < worker->conn_count; conn++) {
+        if (worker->conns[conn].in_flight == 0)
             continue;
-        status = rdti_ps_conn_receive(worker, server, RDT_NO_WAIT, err);
+        const rdt_status status = operation_hear(worker, conn, RDT_NO_WAIT, err);
         if (status != RDT_OK)
             return status;
     }
@@ -284,23 +311,38 @@ operation_ask(struct rdt_ps_worker *worker, uint32_t server, struct rdt_error *e
 }
 
 static rdt_status
-operation_wait(struct rdt_ps_worker *worker, uint32_t server, uint64_t deadline_ns,
+operation_wait(struct rdt_ps_worker *worker, uint32_t conn, uint64_t deadline_ns,
                struct rdt_error *err)
 {
     uint64_t wait_ns = rdti_remaining_ns(deadline_ns);
     rdt_status status;
 
     if (wait_ns == 0)
-        return rdti_error_set(err, RDT_ETIMEDOUT, 0, "server %u has not answered%s%s", server,
-                              worker->holders[0] != '\0' ? ": " : "", worker->holders);
+        return rdti_error_set(err, RDT_ETIMEDOUT, 0, "server %u has not answered%s%s",
+                              conn % worker->opts.servers, worker->holders[0] != '\0' ? ": " : "",
+                              worker->holders);
     if (wait_ns > SLICE_NS) /* to look at the other servers */
         wait_ns = SLICE_NS;
-    status = operation_ask(worker, server, err);
-    if (status == RDT_OK)
-        status = rdti_ps_conn_receive(worker, server, wait_ns, err);
+    status = operation_ask(worker, conn, err);
+    if (status != RDT_OK)
+        return rdti_ps_replicas_lose(worker, conn, status, err);
+    status = operation_hear(worker, conn, wait_ns, err);
     if (status == RDT_ETIMEDOUT)
         status = operation_receive(worker, err);
     return status;
+}
+
+static void
+operation_end_tick(struct rdt_ps_worker *worker)
+{
+    rdti_ps_replicas_end_tick(worker);
+    worker->clock++;
+    worker->age = 0;
+    worker->has_chunk = false;
+    for (uint32_t i = 0; i < worker->view_count; i++)
+        worker->views[i]->is_pushed = false;
+    for (uint32_t i = 0; i < worker->dense_count; i++)
+        worker->dense[i].is_pushed = false;
 }
 
 static rdt_status
@@ -310,18 +352,13 @@ operation_end(struct rdt_ps_worker *worker, struct rdt_error *err)
     const bool is_tick = op->purpose == RDTI_PS_FOR_TICK;
 
     worker->has_left = worker->has_left || op->purpose == RDTI_PS_FOR_LEAVE;
+    if (op->purpose == RDTI_PS_FOR_LEASE && op->error.status == RDT_OK)
+        rdti_ps_leasing_end(worker);
     rdti_ps_operation_finish(worker, (rdt_status)op->error.status);
     if (is_tick && op->error.status != RDT_OK) /* other servers may have counted it */
         (void)rdti_error_copy(&worker->failure, &op->error);
-    if (is_tick) {
-        worker->clock++;
-        worker->age = 0;
-        worker->has_chunk = false;
-        for (uint32_t i = 0; i < worker->view_count; i++)
-            worker->views[i]->is_pushed = false;
-        for (uint32_t i = 0; i < worker->dense_count; i++)
-            worker->dense[i].is_pushed = false;
-    }
+    if (is_tick)
+        operation_end_tick(worker);
     if (op->error.status != RDT_OK)
         return rdti_error_copy(err, &op->error);
     if (is_tick && worker->push_error.status != RDT_OK) {
@@ -337,17 +374,20 @@ operation_end(struct rdt_ps_worker *worker, struct rdt_error *err)
 static rdt_status
 operation_go_on(struct rdt_ps_worker *worker, uint64_t deadline_ns, struct rdt_error *err)
 {
-    uint32_t server = 0;
+    const uint32_t losses = worker->losses;
+    uint32_t conn = 0;
     rdt_status status = rdti_ps_operation_check(worker, worker->op.purpose, err);
 
     if (status == RDT_OK)
         status = operation_receive(worker, err);
     if (status == RDT_OK)
-        status = operation_send(worker, &server, err);
-    if (status == RDT_OK && !operation_needs(worker, &server))
+        status = operation_send(worker, &conn, err);
+    if ((status == RDT_OK || status == RDT_EAGAIN) && worker->losses != losses)
+        return RDT_EAGAIN; /* the other replica may need more */
+    if (status == RDT_OK && !operation_needs(worker, &conn))
         return RDT_OK;
     if (status == RDT_OK || status == RDT_EAGAIN)
-        status = operation_wait(worker, server, deadline_ns, err);
+        status = operation_wait(worker, conn, deadline_ns, err);
     return status == RDT_OK ? RDT_EAGAIN : status;
 }
 
@@ -359,11 +399,11 @@ operation_find_cause(rdt_ps_worker *worker, struct rdt_error *why)
 {
     struct rdt_error other;
 
-    for (uint32_t server = 0; server < worker->opts.servers; server++) {
+    for (uint32_t i = 0; i < worker->conn_count; i++) {
+        const struct rdti_ps_conn *conn = &worker->conns[i];
         rdti_error_init(&other, RDT_RANK_UNKNOWN);
-        if (worker->conns[server].has_failed || worker->conns[server].has_let_go ||
-            rdti_ps_conn_receive(worker, server, RDT_NO_WAIT, &other) == RDT_OK ||
-            worker->conns[server].has_failed)
+        if (conn->has_failed || conn->has_let_go || conn->is_lost ||
+            rdti_ps_conn_receive(worker, i, RDT_NO_WAIT, &other) == RDT_OK || conn->has_failed)
             continue;
         (void)rdti_error_copy(why, &other);
         return;
@@ -428,8 +468,8 @@ rdt_ps_worker_abandon(rdt_ps_worker *worker)
         return;
     operation_give_up(worker);
     rdti_ps_operation_finish(worker, RDT_ECANCELED);
-    for (uint32_t server = 0; server < worker->opts.servers; server++) {
-        struct rdti_ps_conn *conn = &worker->conns[server];
+    for (uint32_t number = 0; number < worker->conn_count; number++) {
+        struct rdti_ps_conn *conn = &worker->conns[number];
         for (uint32_t i = 0; i < worker->opts.slots; i++) {
             struct rdti_ps_worker_slot *slot = &conn->slots[i];
             if (slot->purpose != RDTI_PS_FREE && slot->purpose != RDTI_PS_FOR_PUSH)
@@ -457,10 +497,14 @@ rdti_ps_operation_poll(struct rdt_ps_worker *worker, struct rdt_error *err)
     struct rdt_error *into = err != NULL ? err : &worker->scrap;
     rdt_status status = RDT_OK;
 
-    for (uint32_t server = 0; server < worker->opts.servers && status == RDT_OK; server++) {
-        status = rdti_ps_conn_receive(worker, server, RDT_NO_WAIT, into);
+    for (uint32_t conn = 0; conn < worker->conn_count && status == RDT_OK; conn++) {
+        if (worker->conns[conn].is_lost)
+            continue;
+        status = rdti_ps_conn_receive(worker, conn, RDT_NO_WAIT, into);
         if (status == RDT_OK)
-            status = rdt_endpoint_error(worker->conns[server].ep, into);
+            status = rdt_endpoint_error(worker->conns[conn].ep, into);
+        if (status != RDT_OK)
+            status = rdti_ps_replicas_lose(worker, conn, status, into);
     }
     if (status == RDT_OK)
         return RDT_OK;
@@ -507,9 +551,10 @@ rdti_ps_operation_begin(struct rdt_ps_worker *worker, uint32_t purpose, uint64_t
     const rdt_status status = rdti_ps_operation_check(worker, purpose, err);
     if (status != RDT_OK)
         return status;
-    for (uint32_t server = 0; server < worker->opts.servers; server++)
-        if (worker->conns[server].ep == NULL)
-            return rdti_error_set(err, RDT_EINVAL, 0, "server %u is not attached", server);
+    for (uint32_t conn = 0; conn < worker->conn_count; conn++)
+        if (worker->conns[conn].ep == NULL)
+            return rdti_error_set(err, RDT_EINVAL, 0, "server %u is not attached",
+                                  conn % worker->opts.servers);
     worker->op = (struct rdti_ps_operation){.purpose = purpose};
     worker->holders[0] = '\0';
     rdti_error_init(&worker->op.error, RDT_RANK_UNKNOWN);
@@ -534,57 +579,6 @@ rdt_ps_worker_tick(rdt_ps_worker *worker, double lr_scale, uint64_t timeout_ns,
     if (status != RDT_OK)
         return status;
     worker->op.lr_scale = lr_scale;
-    return rdt_ps_worker_resume(worker, timeout_ns, err);
-}
-
-rdt_status
-rdt_ps_worker_use(rdt_ps_worker *worker, uint64_t clock, struct rdt_error *err)
-{
-    if (clock > worker->clock)
-        return rdti_error_set(err, RDT_EINVAL, 0, "rows of clock %llu, and the clock is %llu",
-                              (unsigned long long)clock, (unsigned long long)worker->clock);
-    if (worker->clock - clock > worker->age)
-        worker->age = worker->clock - clock;
-    return RDT_OK;
-}
-
-rdt_status
-rdt_ps_worker_call(rdt_ps_worker *worker, uint32_t server, const uint8_t *bytes, uint64_t len_bytes,
-                   uint8_t *answer, uint64_t cap, uint64_t *len_out, uint64_t timeout_ns,
-                   struct rdt_error *err)
-{
-    rdt_status status;
-
-    if (server >= worker->opts.servers || len_bytes > worker->opts.slot_bytes)
-        return rdti_error_set(err, RDT_EINVAL, 0, "a call of %llu B to server %u: at most %u B",
-                              (unsigned long long)len_bytes, server, worker->opts.slot_bytes);
-    status = rdti_ps_operation_begin(worker, RDTI_PS_FOR_CALL, len_bytes, err);
-    if (status != RDT_OK)
-        return status;
-    worker->op.server = server;
-    worker->op.bytes = bytes;
-    worker->op.len_bytes = len_bytes;
-    worker->op.answer = answer;
-    worker->op.cap = cap;
-    worker->op.len_out = len_out;
-    return rdt_ps_worker_resume(worker, timeout_ns, err);
-}
-
-rdt_status
-rdt_ps_worker_lease(rdt_ps_worker *worker, const uint32_t *ids, uint64_t *chunk_out,
-                    uint32_t *stale_out, uint64_t timeout_ns, struct rdt_error *err)
-{
-    rdt_status status;
-
-    if (worker->has_chunk)
-        return rdti_error_set(err, RDT_EINVAL, 0, "chunk %llu has not ended by a tick yet",
-                              (unsigned long long)worker->chunk);
-    status = rdti_ps_operation_begin(worker, RDTI_PS_FOR_LEASE, 0, err);
-    if (status != RDT_OK)
-        return status;
-    worker->op.chunk_out = chunk_out;
-    worker->op.stale_out = stale_out;
-    memcpy(worker->queues, ids, worker->opts.servers * sizeof(*ids));
     return rdt_ps_worker_resume(worker, timeout_ns, err);
 }
 

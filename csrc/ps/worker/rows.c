@@ -64,7 +64,8 @@ rows_sort(struct rdt_ps_worker *worker, const struct rdti_ps_view *view, const u
     }
     for (uint64_t i = 0; i < count; i++)
         worker->order[worker->cursors[rdti_ps_map_owner(&view->map, ids[i])]++] = i;
-    memcpy(worker->cursors, worker->starts, servers * sizeof(*worker->cursors));
+    for (uint32_t conn = 0; conn < worker->conn_count; conn++)
+        worker->cursors[conn] = worker->starts[conn % servers];
     return RDT_OK;
 }
 
@@ -103,19 +104,38 @@ rows_fill(struct rdt_ps_worker *worker, uint8_t *payload, uint64_t first, uint64
     }
 }
 
-/* Sends as much to one server as it has slots for. RDT_EAGAIN: there is more. */
+void
+rdti_ps_rows_restart(struct rdt_ps_worker *worker, uint32_t server)
+{
+    worker->cursors[worker->active[server]] = worker->starts[server];
+}
+
+void
+rdti_ps_rows_switch(struct rdt_ps_worker *worker, struct rdti_ps_view *view, uint32_t server)
+{
+    const uint32_t conn = worker->active[server];
+
+    view->rows[server] = view->rows[conn];
+    view->versions[server] = view->versions[conn];
+    view->is_mapped = !rdti_ps_is_pooled(&view->opts);
+    for (uint32_t i = 0; i < worker->opts.servers; i++)
+        view->is_mapped = view->is_mapped && worker->conns[worker->active[i]].mapped != NULL &&
+                          (view->rows[i] != NULL || rdti_ps_map_rows(&view->map, i) == 0);
+}
+
+/* Sends as much on one connection as it has slots for. RDT_EAGAIN: there is more. */
 rdt_status
-rdti_ps_rows_send(struct rdt_ps_worker *worker, uint32_t server, struct rdt_error *err)
+rdti_ps_rows_send(struct rdt_ps_worker *worker, uint32_t conn, struct rdt_error *err)
 {
     struct rdti_ps_operation *op = &worker->op;
-    const uint64_t end = worker->starts[server + 1];
+    const uint64_t end = worker->starts[conn % worker->opts.servers + 1];
     const uint64_t most = rows_most(worker);
     const bool is_push = op->purpose == RDTI_PS_FOR_PUSH;
     uint32_t slot;
     rdt_status status = RDT_OK;
 
-    while (worker->cursors[server] < end && status == RDT_OK) {
-        const uint64_t left = end - worker->cursors[server];
+    while (worker->cursors[conn] < end && status == RDT_OK) {
+        const uint64_t left = end - worker->cursors[conn];
         const uint64_t count = left < most ? left : most;
         const uint64_t row_bytes = is_push ? op->view->opts.dim * sizeof(float) : 0;
         struct rdti_ps_request request = {
@@ -123,21 +143,20 @@ rdti_ps_rows_send(struct rdt_ps_worker *worker, uint32_t server, struct rdt_erro
             .flags = is_push             ? RDTI_PS_FLAG_UNIQUE
                      : op->found != NULL ? RDTI_PS_FLAG_FIND
                                          : 0,
-            .table = op->view->ids[server],
-            .map_version = op->view->map.version,
+            .table = op->view->ids[conn],
+            .map_version = op->view->map.version + (worker->conns[conn].is_switched ? 1 : 0),
             .count = (uint32_t)count,
             .payload_bytes = (uint32_t)(count * (sizeof(uint64_t) + row_bytes)),
         };
-        status = rdti_ps_conn_find_slot(worker, server, &slot);
+        status = rdti_ps_conn_find_slot(worker, conn, &slot);
         if (status != RDT_OK)
             return status;
-        worker->conns[server].slots[slot].first = worker->cursors[server];
-        worker->conns[server].slots[slot].count = count;
-        rows_fill(worker, rdti_ps_conn_payload(worker, server, slot), worker->cursors[server],
-                  count);
-        status = rdti_ps_conn_post(worker, server, slot, &request, op->purpose, err);
+        worker->conns[conn].slots[slot].first = worker->cursors[conn];
+        worker->conns[conn].slots[slot].count = count;
+        rows_fill(worker, rdti_ps_conn_payload(worker, conn, slot), worker->cursors[conn], count);
+        status = rdti_ps_conn_post(worker, conn, slot, &request, op->purpose, err);
         if (status == RDT_OK)
-            worker->cursors[server] += count;
+            worker->cursors[conn] += count;
     }
     return status;
 }
@@ -248,10 +267,13 @@ rdt_ps_worker_find(rdt_ps_worker *worker, uint32_t table, const int64_t *ids, ui
 
     if (status != RDT_OK)
         return status;
-    if (worker->op.view->is_mapped && rows_read(worker->op.view, ids, count, out)) {
+    while (worker->op.view->is_mapped && rows_read(worker->op.view, ids, count, out)) {
+        const uint32_t losses = worker->losses;
         if (found != NULL)
             memset(found, 1, count);
-        return rows_undo(worker, rdti_ps_operation_poll(worker, err)); /* a dead one's are old */
+        status = rdti_ps_operation_poll(worker, err); /* a dead one's are old */
+        if (status != RDT_OK || worker->losses == losses)
+            return rows_undo(worker, status);
     }
     worker->op.ids = ids;
     worker->op.out = out;

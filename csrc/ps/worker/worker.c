@@ -18,6 +18,10 @@ worker_check(const struct rdt_ps_worker_opts *opts, struct rdt_error *err)
     if (opts->mode < RDT_PS_SYNC || opts->mode > RDT_PS_SSP)
         return rdti_error_set(err, RDT_EINVAL, 0, "mode %u is not RDT_PS_SYNC, ASYNC or SSP",
                               opts->mode);
+    if (opts->replicas > 1 || opts->servers <= opts->replicas)
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "%u replicas of %u servers: 0, or 1 of at least 2 servers",
+                              opts->replicas, opts->servers);
     return rdti_ps_check_slots(opts->slots, opts->slot_bytes, err);
 }
 
@@ -27,17 +31,21 @@ worker_allocate(rdt_ps_worker *worker, struct rdt_error *err)
     const struct rdt_ps_worker_opts *opts = &worker->opts;
     rdt_status status = RDT_OK;
 
-    worker->conns = calloc(opts->servers, sizeof(*worker->conns));
+    worker->conn_count = opts->servers * (1 + opts->replicas);
+    worker->conns = calloc(worker->conn_count, sizeof(*worker->conns));
+    worker->active = calloc(opts->servers, sizeof(*worker->active));
     worker->starts = calloc(opts->servers + 1, sizeof(*worker->starts));
-    worker->cursors = calloc(opts->servers, sizeof(*worker->cursors));
-    worker->queues = calloc(opts->servers, sizeof(*worker->queues));
-    if (worker->conns == NULL || worker->starts == NULL || worker->cursors == NULL ||
-        worker->queues == NULL)
+    worker->cursors = calloc(worker->conn_count, sizeof(*worker->cursors));
+    worker->queues = calloc(worker->conn_count, sizeof(*worker->queues));
+    if (worker->conns == NULL || worker->active == NULL || worker->starts == NULL ||
+        worker->cursors == NULL || worker->queues == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "worker: no memory for %u servers",
                               opts->servers);
-    for (uint32_t server = 0; server < opts->servers && status == RDT_OK; server++)
+    for (uint32_t server = 0; server < opts->servers; server++)
+        worker->active[server] = server;
+    for (uint32_t conn = 0; conn < worker->conn_count && status == RDT_OK; conn++)
         status = rdt_region_alloc(worker->ctx, rdti_ps_outbox_bytes(opts->slots, opts->slot_bytes),
-                                  RDT_REGION_ZERO, &worker->conns[server].outbox, err);
+                                  RDT_REGION_ZERO, &worker->conns[conn].outbox, err);
     return status;
 }
 
@@ -92,13 +100,14 @@ rdt_ps_worker_destroy(rdt_ps_worker *worker)
     rdt_ps_worker_abandon(worker);
     for (uint32_t i = 0; i < worker->view_count; i++)
         worker_free_view(worker->views[i]);
-    for (uint32_t server = 0; worker->conns != NULL && server < worker->opts.servers; server++) {
-        rdt_region_free(worker->conns[server].outbox, NULL, NULL);
-        rdt_region_free(worker->conns[server].staging, NULL, NULL);
+    for (uint32_t conn = 0; worker->conns != NULL && conn < worker->conn_count; conn++) {
+        rdt_region_free(worker->conns[conn].outbox, NULL, NULL);
+        rdt_region_free(worker->conns[conn].staging, NULL, NULL);
     }
     rdti_ps_gradients_free(worker);
     rdti_ps_merge_free(&worker->merge);
     free(worker->order);
+    free(worker->active);
     free(worker->starts);
     free(worker->cursors);
     free(worker->queues);
@@ -109,10 +118,10 @@ rdt_ps_worker_destroy(rdt_ps_worker *worker)
 static rdt_status
 worker_check_server(const rdt_ps_worker *worker, uint32_t server, struct rdt_error *err)
 {
-    if (server < worker->opts.servers)
+    if (server < worker->conn_count)
         return RDT_OK;
     return rdti_error_set(err, RDT_EINVAL, 0, "server %u is not one of %u", server,
-                          worker->opts.servers);
+                          worker->conn_count);
 }
 
 rdt_status
@@ -158,29 +167,32 @@ static rdt_status
 worker_map_rows(rdt_ps_worker *worker, struct rdti_ps_view *view,
                 const struct rdt_remote_region *rows, struct rdt_error *err)
 {
-    view->is_mapped = !rdti_ps_is_pooled(&view->opts);
-    for (uint32_t server = 0; server < worker->opts.servers; server++) {
+    for (uint32_t conn = 0; conn < worker->conn_count; conn++) {
+        const uint32_t server = conn % worker->opts.servers;
         const uint64_t count =
             rdti_ps_is_pooled(&view->opts) ? 0 : rdti_ps_map_rows(&view->map, server);
         const uint64_t want = rdti_ps_rows_bytes(&view->opts, count);
         void *addr = NULL;
-        if (rows[server].len_bytes != want)
-            return rdti_error_set(err, RDT_EINVAL, 0, "server %u has %llu B of rows, not %llu B",
-                                  server, (unsigned long long)rows[server].len_bytes,
-                                  (unsigned long long)want);
-        if (worker->conns[server].mapped == NULL || rdti_ps_is_pooled(&view->opts)) {
-            view->is_mapped = false;
+        if (worker->conns[conn].is_lost)
             continue;
-        }
-        const rdt_status status =
-            rdt_endpoint_map(worker->conns[server].ep, &rows[server], &addr, err);
+        if (rows[conn].len_bytes != want)
+            return rdti_error_set(err, RDT_EINVAL, 0, "server %u has %llu B of rows, not %llu B",
+                                  server, (unsigned long long)rows[conn].len_bytes,
+                                  (unsigned long long)want);
+        if (worker->conns[conn].mapped == NULL || rdti_ps_is_pooled(&view->opts))
+            continue;
+        const rdt_status status = rdt_endpoint_map(worker->conns[conn].ep, &rows[conn], &addr, err);
+        if (status == RDT_EPEER && worker->opts.replicas > 0)
+            continue; /* the next operation notices the loss, or ends by it */
         if (status != RDT_OK)
             return status;
-        view->rows[server] = addr;
-        view->versions[server] =
-            (const _Atomic uint32_t *)(const void *)(view->rows[server] +
+        view->rows[conn] = addr;
+        view->versions[conn] =
+            (const _Atomic uint32_t *)(const void *)(view->rows[conn] +
                                                      count * rdti_ps_row_stride(view->opts.dim));
     }
+    for (uint32_t server = 0; server < worker->opts.servers; server++)
+        rdti_ps_rows_switch(worker, view, server);
     return RDT_OK;
 }
 
@@ -189,7 +201,7 @@ rdt_ps_worker_add_table(rdt_ps_worker *worker, const struct rdt_ps_table_opts *o
                         const uint32_t *ids, const struct rdt_remote_region *rows,
                         uint32_t *table_out, struct rdt_error *err)
 {
-    const uint32_t servers = worker->opts.servers;
+    const uint32_t conns = worker->conn_count;
     struct rdti_ps_view *view;
     rdt_status status = rdti_ps_description_check(opts, err);
 
@@ -204,13 +216,13 @@ rdt_ps_worker_add_table(rdt_ps_worker *worker, const struct rdt_ps_table_opts *o
         return rdti_error_set(err, RDT_ENOMEM, 0, "no room for table %u", worker->view_count);
     }
     view->opts = *opts;
-    view->ids = calloc(servers, sizeof(*view->ids));
-    view->rows = calloc(servers, sizeof(*view->rows));
-    view->versions = calloc(servers, sizeof(*view->versions));
+    view->ids = calloc(conns, sizeof(*view->ids));
+    view->rows = calloc(conns, sizeof(*view->rows));
+    view->versions = calloc(conns, sizeof(*view->versions));
     if (view->ids == NULL || view->rows == NULL || view->versions == NULL)
-        status = rdti_error_set(err, RDT_ENOMEM, 0, "a table over %u servers", servers);
+        status = rdti_error_set(err, RDT_ENOMEM, 0, "a table over %u servers", conns);
     if (status == RDT_OK)
-        status = rdti_ps_map_init(&view->map, servers, opts->rows, err);
+        status = rdti_ps_map_init(&view->map, worker->opts.servers, opts->rows, err);
     view->map.is_hashed = opts->keys != RDT_PS_KEYS_DENSE;
     if (status == RDT_OK)
         status = worker_map_rows(worker, view, rows, err);
@@ -218,7 +230,7 @@ rdt_ps_worker_add_table(rdt_ps_worker *worker, const struct rdt_ps_table_opts *o
         worker_free_view(view);
         return status;
     }
-    memcpy(view->ids, ids, servers * sizeof(*ids));
+    memcpy(view->ids, ids, conns * sizeof(*ids));
     *table_out = worker->view_count;
     worker->views[worker->view_count++] = view;
     return RDT_OK;
@@ -236,8 +248,45 @@ rdt_ps_worker_clock(const rdt_ps_worker *worker)
     return worker->clock;
 }
 
+rdt_status
+rdt_ps_worker_use(rdt_ps_worker *worker, uint64_t clock, struct rdt_error *err)
+{
+    if (clock > worker->clock)
+        return rdti_error_set(err, RDT_EINVAL, 0, "rows of clock %llu, and the clock is %llu",
+                              (unsigned long long)clock, (unsigned long long)worker->clock);
+    if (worker->clock - clock > worker->age)
+        worker->age = worker->clock - clock;
+    return RDT_OK;
+}
+
+rdt_status
+rdt_ps_worker_call(rdt_ps_worker *worker, uint32_t server, const uint8_t *bytes, uint64_t len_bytes,
+                   uint8_t *answer, uint64_t cap, uint64_t *len_out, uint64_t timeout_ns,
+                   struct rdt_error *err)
+{
+    rdt_status status;
+
+    if (server >= worker->conn_count || len_bytes > worker->opts.slot_bytes)
+        return rdti_error_set(err, RDT_EINVAL, 0, "a call of %llu B to server %u: at most %u B",
+                              (unsigned long long)len_bytes, server, worker->opts.slot_bytes);
+    if (worker->conns[server].is_lost)
+        return rdti_error_set(err, RDT_ECANCELED, 0,
+                              "server %u is lost, and its other replica goes on",
+                              server % worker->opts.servers);
+    status = rdti_ps_operation_begin(worker, RDTI_PS_FOR_CALL, len_bytes, err);
+    if (status != RDT_OK)
+        return status;
+    worker->op.server = server;
+    worker->op.bytes = bytes;
+    worker->op.len_bytes = len_bytes;
+    worker->op.answer = answer;
+    worker->op.cap = cap;
+    worker->op.len_out = len_out;
+    return rdt_ps_worker_resume(worker, timeout_ns, err);
+}
+
 uint32_t
 rdt_ps_worker_is_mapped(const rdt_ps_worker *worker, uint32_t server)
 {
-    return server < worker->opts.servers && worker->conns[server].mapped != NULL;
+    return server < worker->conn_count && worker->conns[server].mapped != NULL;
 }

@@ -32,6 +32,8 @@ static const struct request_kind request_kinds[] = {
     [RDTI_PS_OP_LEAVE] = {0, 0},
     [RDTI_PS_OP_VALUES] = {0, 0},
     [RDTI_PS_OP_HOLDERS] = {0, 0},
+    [RDTI_PS_OP_SWITCH] = {0, 0},
+    [RDTI_PS_OP_TAKE] = {HAS_QUEUE | HAS_CHUNK, 0},
 };
 #define KINDS (sizeof(request_kinds) / sizeof(request_kinds[0]))
 
@@ -87,7 +89,9 @@ request_require_fields(struct rdti_fields *f, const struct rdti_ps_request *requ
         is_right = is_right && (!fields[i].is_set || (kind.has & fields[i].has) != 0);
     rdti_fields_require(f, is_right, "a field or a flag that its op has not");
     rdti_fields_require(f, request->chunk == 0 || request->queue != 0, "a chunk of no queue");
-    rdti_fields_require(f, request->op != RDTI_PS_OP_LEASE || request->queue != 0,
+    rdti_fields_require(f,
+                        (request->op != RDTI_PS_OP_LEASE && request->op != RDTI_PS_OP_TAKE) ||
+                            request->queue != 0,
                         "a lease of no queue");
     rdti_fields_require(f, (kind.has & HAS_CLOCK) == 0 || request->clock != 0, "a clock of 0");
 }

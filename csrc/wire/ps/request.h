@@ -21,6 +21,9 @@ enum {
     RDTI_PS_OP_LEAVE = 6,   /* the worker ends */
     RDTI_PS_OP_VALUES = 7,  /* have those of dense models that changed written to the worker */
     RDTI_PS_OP_HOLDERS = 8, /* the answer: a text that names who holds a wait of this worker */
+    RDTI_PS_OP_SWITCH = 9,  /* to a backup: from now on the worker reads from it */
+    RDTI_PS_OP_TAKE = 10,   /* to server 0's other replica: the chunk that the worker has leased,
+                               or 2^64 - 1: none is left */
 };
 /* In a tick: the number of a dense model, not of a table. */
 #define RDTI_PS_IS_DENSE UINT32_C(0x80000000)

@@ -84,6 +84,36 @@ TEST(each_chunk_is_applied_once_whatever_dies)
         check_run(random_below(CHUNKS_MAX + 1));
 }
 
+/* Decisions of one queue are taken by another one, which then goes on alone. */
+TEST(a_queue_that_takes_leases_goes_on_with_the_rest)
+{
+    for (uint64_t round = 0; round < 300; round++) {
+        const uint64_t chunks = 1 + random_below(CHUNKS_MAX - 1);
+        const uint64_t decided = random_below((uint32_t)chunks + 1);
+        uint32_t seen[CHUNKS_MAX] = {0};
+        uint64_t leased[CHUNKS_MAX];
+        struct rdti_ps_queue first;
+        struct rdti_ps_queue second;
+        CHECK_INT_EQ(rdti_ps_queue_init(&first, chunks, NULL), RDT_OK);
+        CHECK_INT_EQ(rdti_ps_queue_init(&second, chunks, NULL), RDT_OK);
+        for (uint64_t i = 0; i < decided; i++)
+            leased[i] = rdti_ps_queue_lease(&first, (uint32_t)i % WORKERS);
+        for (uint64_t i = decided; i-- > 0;) { /* in another order */
+            rdti_ps_queue_take(&second, leased[i], (uint32_t)i % WORKERS);
+            CHECK(rdti_ps_queue_is_held(&second, leased[i], (uint32_t)i % WORKERS));
+            seen[leased[i]]++;
+        }
+        rdti_ps_queue_take(&second, RDT_PS_CHUNK_NONE, 0);
+        for (uint64_t chunk; (chunk = rdti_ps_queue_lease(&second, 1)) != RDT_PS_CHUNK_NONE;)
+            seen[chunk]++;
+        for (uint64_t chunk = 0; chunk < chunks; chunk++)
+            CHECK_UINT_EQ(seen[chunk], 1);
+        CHECK_UINT_EQ(second.returned, 0);
+        rdti_ps_queue_free(&first);
+        rdti_ps_queue_free(&second);
+    }
+}
+
 TEST(leases_are_in_order_and_come_back_first)
 {
     struct rdti_ps_queue queue;

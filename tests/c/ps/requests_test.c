@@ -14,7 +14,7 @@ static rdt_ps_server *server;
 static uint64_t sequences[WORKERS];
 
 static void
-open_server(uint32_t mode)
+open_replica(uint32_t mode, uint32_t is_backup)
 {
     const struct rdt_context_opts context = {.struct_size = sizeof(context), .loopback_only = 1};
     const struct rdt_ps_server_opts opts = {.struct_size = sizeof(opts),
@@ -24,6 +24,7 @@ open_server(uint32_t mode)
                                             .slots = SLOTS,
                                             .slot_bytes = SLOT_BYTES,
                                             .goes_on = 1,
+                                            .is_backup = is_backup,
                                             .staged_max_bytes = 256};
     const struct rdt_ps_table_opts table = {.struct_size = sizeof(table),
                                             .dim = DIM,
@@ -38,6 +39,12 @@ open_server(uint32_t mode)
     CHECK_OK(rdt_ps_server_create(ctx, &opts, &server, &err), &err);
     CHECK_OK(rdt_ps_server_add_table(server, &table, &id, &rows, &err), &err);
     CHECK_OK(rdt_ps_server_add_queue(server, CHUNKS, &id, &err), &err);
+}
+
+static void
+open_server(uint32_t mode)
+{
+    open_replica(mode, 0);
 }
 
 static void
@@ -229,6 +236,69 @@ TEST(a_push_counts_once_and_a_refused_one_voids_its_step)
            sizeof(rows));
     CHECK(rows[0] == 1.0f && rows[1] == 1.0f);
     CHECK_UINT_EQ(server->counters.staged_bytes, 0);
+    close_server();
+}
+
+TEST(a_backup_is_read_after_a_switch_by_the_new_map)
+{
+    const struct rdti_ps_request lease = {.op = RDTI_PS_OP_LEASE, .queue = 1};
+    const struct rdti_ps_request to_backup = {.op = RDTI_PS_OP_SWITCH};
+    struct rdti_ps_request head;
+    struct rdti_ps_answer answer;
+    char text[RDTI_PS_TEXT_BYTES];
+
+    open_replica(RDT_PS_ASYNC, 1);
+    refused(pull, row_of(0), RDT_ESTALE,
+            "this is the backup of server 0, and worker 0 has not switched to it");
+    refused(lease, NULL, RDT_ESTALE, "worker 0 has not switched to it");
+    CHECK(ask(0, 0, push, row_of(0), &answer, text));
+    CHECK_INT_EQ(answer.status, RDT_OK);
+    CHECK(ask(0, 0, to_backup, NULL, &answer, text));
+    CHECK_INT_EQ(answer.status, RDT_OK);
+    CHECK_UINT_EQ(server->counters.switches, 1);
+    for (int is_push = 0; is_push < 2; is_push++) {
+        head = is_push ? push : pull;
+        refused(head, row_of(0), RDT_ESTALE,
+                "the map of table 0 has version 2, and the worker has version 1");
+        head.map_version = 2;
+        CHECK(ask(0, 0, head, row_of(0), &answer, text));
+        CHECK_INT_EQ(answer.status, RDT_OK);
+    }
+    CHECK(ask(1, 0, push, row_of(0), &answer, text)); /* worker 1 has not switched yet */
+    CHECK_INT_EQ(answer.status, RDT_OK);
+    close_server();
+    open_server(RDT_PS_ASYNC);
+    refused(to_backup, NULL, RDT_EPROTO, "server 0 is not a backup");
+    close_server();
+}
+
+TEST(a_replica_takes_what_the_other_one_has_leased)
+{
+    struct rdti_ps_request take = {.op = RDTI_PS_OP_TAKE, .queue = 1, .chunk = CHUNKS};
+    struct rdti_ps_request lease = {.op = RDTI_PS_OP_LEASE, .queue = 1};
+    struct rdti_ps_answer answer;
+    struct rdti_ps_lease leased;
+    char text[RDTI_PS_TEXT_BYTES];
+
+    open_replica(RDT_PS_ASYNC, 1);
+    refused(take, NULL, RDT_EINVAL, "chunk 3 of queue 1 does not exist");
+    take.queue = 2;
+    refused(take, NULL, RDT_EINVAL, "queue 2 does not exist");
+    take.queue = 1;
+    take.chunk = 1;
+    CHECK(ask(0, 0, take, NULL, &answer, text));
+    CHECK_INT_EQ(answer.status, RDT_OK);
+    CHECK(ask(1, 0, (struct rdti_ps_request){.op = RDTI_PS_OP_SWITCH}, NULL, &answer, text));
+    for (uint64_t chunk = 0; chunk < CHUNKS; chunk += 2) { /* all but the one that was taken */
+        CHECK(ask(1, 0, lease, NULL, &answer, text));
+        CHECK_INT_EQ(rdti_ps_lease_decode((const uint8_t *)rdt_region_addr(
+                                              server->clients[1].answers) +
+                                              RDTI_PS_TEXT_BYTES + RDTI_PS_HEAD_BYTES,
+                                          answer.payload_bytes, &leased, NULL),
+                     RDT_OK);
+        CHECK_UINT_EQ(leased.chunk, chunk);
+    }
+    CHECK(!ask(1, 0, lease, NULL, &answer, text)); /* it waits for worker 0's */
     close_server();
 }
 

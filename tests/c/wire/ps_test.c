@@ -77,6 +77,11 @@ TEST(a_request_has_what_its_op_has)
         {{.op = RDTI_PS_OP_PULL, .lr_scale = 1.0}, "a field"},
         {{.op = RDTI_PS_OP_PULL, .queue = 1}, "a field"},
         {{.op = RDTI_PS_OP_PULL, .age = 1}, "a field"},
+        {{.op = RDTI_PS_OP_SWITCH}, NULL},
+        {{.op = RDTI_PS_OP_SWITCH, .queue = 1}, "a field"},
+        {{.op = RDTI_PS_OP_TAKE, .queue = 1, .chunk = UINT64_MAX}, NULL},
+        {{.op = RDTI_PS_OP_TAKE}, "a lease of no queue"},
+        {{.op = RDTI_PS_OP_TAKE, .queue = 1, .payload_bytes = 1}, "a field"},
         {{.op = RDTI_PS_OP_TICK, .clock = 1, .count = 1, .payload_bytes = 3}, "does not fit"},
         {{.op = RDTI_PS_OP_TICK, .clock = 1, .payload_bytes = 513}, "does not fit"},
         {{.op = RDTI_PS_OP_TICK, .clock = 1, .payload_bytes = 512}, NULL},
@@ -94,7 +99,7 @@ TEST(a_request_has_what_its_op_has)
         {{.op = RDTI_PS_OP_VALUES, .count = 1}, "a field"},
         {{.op = RDTI_PS_OP_HOLDERS}, NULL},
         {{.op = 0}, "no such op"},
-        {{.op = RDTI_PS_OP_HOLDERS + 1}, "no such op"},
+        {{.op = RDTI_PS_OP_TAKE + 1}, "no such op"},
         {{.op = UINT16_MAX}, "no such op"},
     };
 
