@@ -5,10 +5,10 @@ library, and works on a machine without a NIC or libibverbs.
 
 What needs torch is in modules of its own: rdmatensor.distributed for groups of torch.distributed,
 rdmatensor.torch for tensors, rdmatensor.symmetric for symmetric memory, rdmatensor.plan for planned
-training, rdmatensor.parallel for models that ranks split, rdmatensor.hooks for communication hooks,
-rdmatensor.compress to send or keep fewer bytes, rdmatensor.ps for parameter servers, and
-rdmatensor.trials, which also needs Optuna, for searches of hyper-parameters. `import rdmatensor` is
-enough to use them.
+training, rdmatensor.parallel for models that ranks split, rdmatensor.budget for models that do not
+fit, rdmatensor.hooks for communication hooks, rdmatensor.compress to send or keep fewer bytes,
+rdmatensor.ps for parameter servers, and rdmatensor.trials, which also needs Optuna, for searches of
+hyper-parameters. `import rdmatensor` is enough to use them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rdmatensor import budget as budget
     from rdmatensor import compress as compress
     from rdmatensor import distributed as distributed
     from rdmatensor import errors as errors
@@ -98,6 +99,7 @@ _MODULES = {
 }
 # Modules that need no import of their own. Of all public names only those of _OF_TORCH need torch.
 _OF_TORCH = (
+    "budget",
     "compress",
     "distributed",
     "hooks",

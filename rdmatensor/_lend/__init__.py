@@ -1,0 +1,1 @@
+"""What ranks decide together about memory."""
