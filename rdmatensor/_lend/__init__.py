@@ -1,1 +1,1 @@
-"""What ranks decide together about memory."""
+"""Memory that one process lends to others, and what ranks decide about it together."""

@@ -14,10 +14,20 @@ Gradients are equal to the bit to those without a budget. Ranks of a group call 
 get the same choice.
 """
 
+from rdmatensor._lend.lent import Lent, lend
 from rdmatensor.budget.applied import Applied, BudgetState
 from rdmatensor.budget.choice import UnitPlan
 from rdmatensor.budget.fit import fit
 from rdmatensor.budget.peak import allocated_peak
 from rdmatensor.budget.plan import Budget
 
-__all__ = ["Applied", "Budget", "BudgetState", "UnitPlan", "allocated_peak", "fit"]
+__all__ = [
+    "Applied",
+    "Budget",
+    "BudgetState",
+    "Lent",
+    "UnitPlan",
+    "allocated_peak",
+    "fit",
+    "lend",
+]

@@ -23,6 +23,7 @@ class UnitPlan:
         held_bytes: What it leaves in this way.
         added_ns: Time that the way adds to a step.
         forward_ns: Time of its forward pass.
+        lent_bytes: With "peer", of each tensor that moves.
     """
 
     name: str
@@ -32,6 +33,7 @@ class UnitPlan:
     held_bytes: int
     added_ns: int
     forward_ns: int
+    lent_bytes: tuple[int, ...]
 
 
 def shapes_of(model: nn.Module) -> tuple[str, ...]:

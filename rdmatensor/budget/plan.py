@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
+from rdmatensor._lend.lent import Lent
 from rdmatensor._lend.sizes import shown, shown_ms
 from rdmatensor.budget.applied import Applied, Predicted, apply
 from rdmatensor.budget.choice import UnitPlan
@@ -31,6 +32,7 @@ class Budget:
         added_ns: Time that recomputation adds.
         exposed_ns: Time that the link adds.
         shapes: Name and shape of each parameter.
+        notes: What is to be known of the lender.
         timelines: Live bytes after each operation of a step, "kept" and "chosen".
 
     Example:
@@ -50,6 +52,7 @@ class Budget:
     added_ns: int
     exposed_ns: int
     shapes: tuple[str, ...]
+    notes: tuple[str, ...]
     timelines: dict[str, Sequence[int]]
 
     @property
@@ -91,12 +94,15 @@ class Budget:
             line = f"  {one.name:<{width}}  {one.way:<9}  saves {shown(one.saved_bytes)}"
             if one.way != "keep":
                 line += f", leaves {shown(max(0, one.held_bytes))}"
+            if one.lent_bytes:
+                line += f", lends {shown(sum(one.lent_bytes))}"
             if one.added_ns:
                 line += f", +{shown_ms(one.added_ns)}"
             lines.append(line + (f" ({one.reason})" if one.reason else ""))
+        lines.extend(self.notes)
         return "\n".join(lines) + "\n"
 
-    def apply(self, model: nn.Module) -> Applied:
+    def apply(self, model: nn.Module, *, lent: Lent | None = None) -> Applied:
         """Let a model's steps follow the choice.
 
         Call it on the module that fit() was given, before or after it is wrapped by
@@ -104,13 +110,15 @@ class Budget:
 
         Args:
             model: The module.
+            lent: What lend() returned, if a unit has the way "peer".
 
         Returns:
             What undoes it, by close() or at the end of a `with` block.
 
         Raises:
             PlanMismatchError: The model lacks a unit, or has other parameters.
-            InvalidArgumentError: A budget was applied to the model by now.
+            InvalidArgumentError: A budget was applied to the model by now, or the lender lends too
+                little.
 
         Example:
             >>> with budget.apply(model) as applied:
@@ -119,7 +127,7 @@ class Budget:
             True
         """
         predicted = Predicted(self.peak_bytes, self.added_ns, self.exposed_ns)
-        return apply(model, self.units, self.shapes, predicted)
+        return apply(model, self.units, self.shapes, predicted, lent)
 
     def picture(self, path: str | Path) -> None:
         """Draw the memory over a step, with all kept and with this choice.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import budget_models
@@ -11,8 +12,11 @@ import torch
 from budget_models import KINDS, Case
 from torch import nn
 
+from graph_analysis.keep import Chain, Unit, Way, solve
 from rdmatensor import budget
 from rdmatensor._lend.sizes import bytes_of, shown
+from rdmatensor.budget.lender import within
+from rdmatensor.budget.swap import NoMover, Swapper, make_places
 from rdmatensor.budget.units import find_units
 from rdmatensor.errors import InvalidArgumentError, PlanMismatchError
 
@@ -236,6 +240,7 @@ def test_wrong_arguments_are_refused(arguments: tuple[Any, ...], words: str) -> 
     ("options", "words"),
     [
         ({"tiers": ("disk",)}, "tier 'disk' is unknown"),
+        ({"tiers": ("peer",)}, "the tier 'peer' needs lent="),
         ({"tiers": "recompute"}, "tiers='recompute' is a text"),
         ({"units": ["9"]}, "no module matches '9'"),
         ({"units": "0"}, "units='0' is a text"),
@@ -270,3 +275,67 @@ def test_a_budget_is_for_its_model_and_applied_once() -> None:
 )
 def test_sizes_are_read(text: str | int, size: int) -> None:
     assert bytes_of(text, "fit", "budget") == size
+
+
+def test_units_stay_where_a_lender_has_no_room() -> None:
+    peer = Way("peer", 0, 10, 10)
+    unit = Unit("", 1, 1, (Way("keep", 10, 10, 10), Way("recompute", 1, 10, 10, 5), peer))
+    chain = Chain(0, 0, 0, (unit,) * 4)
+    for room, lent in ((40, 4), (35, 3), (10, 1), (9, 0)):
+        choice = within((10,) * 4, room, chain, lambda one: solve(one, 14))
+        assert choice is not None
+        assert choice.count("peer") == lent
+    assert within((10,), 9, Chain(0, 0, 0, (replace(unit, ways=(peer,)),)), lambda _: None) is None
+
+
+class Late:
+    """A mover whose writes end when they are asked for."""
+
+    def __init__(self) -> None:
+        self.memory: dict[int, torch.Tensor] = {}
+
+    def write(self, source: torch.Tensor, offset: int) -> Any:
+        return Written(self, source, offset)
+
+    def read(self, target: torch.Tensor, offset: int) -> Any:
+        target.copy_(self.memory[offset])
+        return NoMover().read(target, offset)
+
+    def empty(self, len_bytes: int) -> torch.Tensor:
+        return torch.empty(len_bytes, dtype=torch.uint8)
+
+
+@dataclass
+class Written:
+    mover: Late
+    source: torch.Tensor
+    offset: int
+
+    def wait(self) -> None:
+        self.mover.memory[self.offset] = self.source.clone()
+
+    def done(self) -> bool:
+        return False
+
+
+def test_a_tensor_that_changes_while_it_is_written_is_noticed() -> None:
+    swapper = Swapper(Late(), make_places({"unit": [1 << 16] * 8})[0])
+    weight = torch.ones(128, 128, requires_grad=True)
+    saved: list[torch.Tensor] = []
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            saved.append(x * 1)
+            x = (saved[-1] * weight).sin()
+        return x
+
+    run = swapper.swapping("unit", nn.Identity(), forward)
+    run(torch.ones(128, 128)).sum().backward()
+    wanted, weight.grad = weight.grad, None
+    forward(torch.ones(128, 128)).sum().backward()
+    assert torch.equal(weight.grad, wanted)
+    saved.clear()
+    made = run(torch.ones(128, 128))
+    saved[-1].add_(1)
+    with pytest.raises(InvalidArgumentError, match=r"unit saved .* was changed in place"):
+        made.sum().backward()
