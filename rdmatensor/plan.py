@@ -42,7 +42,7 @@ from rdmatensor._plan.agree import (
 )
 from rdmatensor._plan.buffers import SentBuffers
 from rdmatensor._plan.costs import Costs, Described
-from rdmatensor._plan.memory import GradientMemory
+from rdmatensor._plan.memory import GradientMemory, spans_of
 from rdmatensor._plan.model import (
     ModelCheck,
     ModuleHook,
@@ -220,7 +220,11 @@ class PlannedModel:
         check_not_sparse(self.module)
         close_plan_before(self.module)
         named = dict(self.module.named_parameters())
-        memory = GradientMemory(self.plan, named, default_context(), held_weakly(self._on_gradient))
+        # Under data parallelism all ranks have the same arena.
+        size_bytes = self.plan.arenas[0].peak_bytes if self.plan.arenas else 0
+        arrived = held_weakly(self._on_gradient)
+        spans = spans_of(self.plan, named)
+        memory = GradientMemory(size_bytes, spans, default_context(), arrived)
         self._undo.callback(memory.close)
         claim(self, memory.numbered)
         self._undo.callback(unclaim, self, memory.numbered)

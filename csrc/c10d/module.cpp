@@ -206,7 +206,7 @@ bind_planned_places(py::module_ &m)
     py::class_<PlannedPlaces, c10::intrusive_ptr<PlannedPlaces>>(m, "PlannedPlaces")
         .def(py::init<const at::Tensor &, const PlannedPlaces::Spans &>(), py::arg("memory"),
              py::arg("spans"))
-        .def("begin", &PlannedPlaces::begin, py::arg("served"))
+        .def("begin", &PlannedPlaces::begin, py::arg("served"), py::arg("in_passes") = false)
         .def("end", &PlannedPlaces::end)
         .def("stop", &PlannedPlaces::stop)
         .def("find", &PlannedPlaces::find, py::arg("address"))

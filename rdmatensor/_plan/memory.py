@@ -1,9 +1,9 @@
-"""The memory of a plan: places for gradients in the arena, and the buckets sent from them."""
+"""Places for gradients in the arena, as a plan lays them out, and the buckets sent from them."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,30 @@ from rdmatensor._native.malloc_limits import keep_large_blocks
 from rdmatensor.context import Context
 from rdmatensor.errors import PlanMismatchError
 from rdmatensor.torch import empty, has_allocator
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one parameter's gradient lies in the memory.
+
+    tensor: its name in the plan; name: the parameter's.
+    """
+
+    tensor: str
+    name: str
+    parameter: torch.nn.Parameter
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where one bucket lies in the memory. Its slots need not fill it."""
+
+    dtype: torch.dtype
+    offset: int
+    size_bytes: int
+    slots: list[Slot]
 
 
 @dataclass(slots=True)
@@ -73,36 +97,33 @@ class Bucket:
 
 
 class GradientMemory:
-    """The plan's memory for one model, and the trace of which allocation becomes which gradient.
+    """The memory of one model's buckets, and the trace of which allocation becomes which gradient.
 
     One thread uses it at a time: the one that runs backward.
     """
 
     def __init__(
         self,
-        plan: TransferPlan,
-        parameters: Mapping[str, torch.nn.Parameter],
+        size_bytes: int,
+        spans: Iterable[Span],
         context: Context,
         arrived: Callable[[int], None],
     ) -> None:
-        """Lay the plan out in new memory.
+        """Lay the buckets out in new memory.
 
         arrived: called on the backward thread with the number of a gradient that is final, after
             all hooks of the program on that parameter. It must not keep this object alive.
-        Raises: PlanMismatchError (the model lacks a parameter of the plan, or has another one).
         """
         self.counts = Counts()
-        # Under data parallelism all ranks have the same arena.
-        size_bytes = plan.arenas[0].peak_bytes if plan.arenas else 0
         self.memory = empty(max(size_bytes, 1), dtype=torch.uint8, context=context).zero_()
         self.size_bytes = self.memory.nbytes
         keep_large_blocks()
         self.gradients: dict[torch.nn.Parameter, Gradient] = {}
         self.buckets: list[Bucket] = []
-        spans = self._lay_out(plan, parameters)
+        places = self._lay_out(spans)
         self.numbered = list(self.gradients.values())
         extension = load_extension()
-        self._places: Any = extension.PlannedPlaces(self.memory, spans)
+        self._places: Any = extension.PlannedPlaces(self.memory, places)
         self._watched: Any = extension.PlanGradients(
             [
                 (g.parameter, g.bucket, g.address if g.place >= 0 else 0, list(g.strides))
@@ -124,44 +145,35 @@ class GradientMemory:
         self._stop.atexit = False
         self._is_tracing = False
 
-    def _lay_out(
-        self, plan: TransferPlan, parameters: Mapping[str, torch.nn.Parameter]
-    ) -> list[tuple[int, int]]:
-        tensors = {tensor.name: tensor for tensor in plan.tensors}
-        offsets = {
-            p.tensor: (p.offset, p.size_bytes) for arena in plan.arenas for p in arena.placements
-        }
-        spans: list[tuple[int, int]] = []
-        for planned in gradient_buckets(plan):
+    def _lay_out(self, spans: Iterable[Span]) -> list[tuple[int, int]]:
+        """Make the buckets; return offset and bytes of each place."""
+        places: list[tuple[int, int]] = []
+        for span in spans:
             members = []
-            for name in planned.tensors:
-                parameter = check_gradient(tensors[name], parameters)
-                offset, size_bytes = offsets[name]
-                address = self.memory.data_ptr() + offset
+            for slot in span.slots:
                 gradient = Gradient(
                     number=len(self.gradients),
-                    tensor=name,
-                    name=tensors[name].parameter or name,
-                    parameter=parameter,
-                    strides=strides_of(parameter),
+                    tensor=slot.tensor,
+                    name=slot.name,
+                    parameter=slot.parameter,
+                    strides=strides_of(slot.parameter),
                     bucket=len(self.buckets),
-                    place=len(spans) if size_bytes > 0 else -1,
-                    address=address,
-                    size_bytes=size_bytes,
+                    place=len(places) if slot.size_bytes > 0 else -1,
+                    address=self.memory.data_ptr() + slot.offset,
+                    size_bytes=slot.size_bytes,
                 )
-                if size_bytes > 0:
-                    spans.append((offset, size_bytes))
+                if slot.size_bytes > 0:
+                    places.append((slot.offset, slot.size_bytes))
                 members.append(gradient)
-                self.gradients[parameter] = gradient
-            start = planned.places[0].offset
-            part = self.memory[start : start + planned.span_bytes]
-            flat = part.view(getattr(torch, planned.dtype))
-            self.buckets.append(Bucket(len(self.buckets), flat, members))
-        return spans
+                self.gradients[slot.parameter] = gradient
+            part = self.memory[span.offset : span.offset + span.size_bytes]
+            self.buckets.append(Bucket(len(self.buckets), part.view(span.dtype), members))
+        return places
 
-    def begin(self) -> None:
+    def begin(self, *, in_passes: bool = False) -> None:
         """Start a backward pass: this thread's allocations are traced until end().
 
+        in_passes: only those of whole backward passes count, of which several may follow.
         If another library has torch's allocator, settle() copies all gradients.
         """
         if not has_allocator():
@@ -169,9 +181,10 @@ class GradientMemory:
         served = [
             (gradient.allocation, gradient.place)
             for gradient in self.numbered
-            if gradient.allocation is not None and gradient.parameter.grad is None
+            if gradient.allocation is not None
+            and (in_passes or gradient.parameter.grad is None)  # there may be none by then
         ]
-        self._places.begin(served)
+        self._places.begin(served, in_passes)
         self._is_tracing = True
 
     def end(self) -> None:
@@ -333,6 +346,28 @@ def grad_of(gradient: Gradient) -> torch.Tensor:
     found = gradient.parameter.grad
     assert found is not None
     return found
+
+
+def spans_of(plan: TransferPlan, parameters: Mapping[str, torch.nn.Parameter]) -> list[Span]:
+    """Return a plan's buckets; PlanMismatchError if the model lacks one of its parameters."""
+    tensors = {tensor.name: tensor for tensor in plan.tensors}
+    offsets = {
+        p.tensor: (p.offset, p.size_bytes) for arena in plan.arenas for p in arena.placements
+    }
+    spans = []
+    for planned in gradient_buckets(plan):
+        slots = [
+            Slot(
+                name,
+                tensors[name].parameter or name,
+                check_gradient(tensors[name], parameters),
+                *offsets[name],
+            )
+            for name in planned.tensors
+        ]
+        dtype = getattr(torch, planned.dtype)
+        spans.append(Span(dtype, planned.places[0].offset, planned.span_bytes, slots))
+    return spans
 
 
 def check_gradient(

@@ -7,7 +7,9 @@
 
 #include <ATen/EmptyTensor.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "c10d/works/completion_thread.hpp"
 
@@ -101,7 +103,7 @@ PlannedPlaces::PlannedPlaces(const at::Tensor &memory, const Spans &spans)
 }
 
 void
-PlannedPlaces::begin(const Served &served)
+PlannedPlaces::begin(const Served &served, bool in_passes)
 {
     TORCH_CHECK(!is_forsaken(), "rdmatensor: a backward pass raised on another thread, which may "
                                 "still look at these places: apply the plan again");
@@ -113,6 +115,8 @@ PlannedPlaces::begin(const Served &served)
         served_.emplace(number, place);
     }
     number_ = 0;
+    in_passes_ = in_passes;
+    task_ = -1;
     trace_allocations(c10::intrusive_ptr<AllocationTrace>::unsafe_reclaim_from_nonowning(this));
     is_traced_ = true;
     thread_ = std::this_thread::get_id();
@@ -184,10 +188,31 @@ PlannedPlaces::is_taken(uint32_t place) const
     return places_.at(place)->is_taken.load(std::memory_order_acquire);
 }
 
+/* A pass that computes gradients to be differentiated again, or of chosen inputs, makes no gradient
+ * of a place. */
+bool
+PlannedPlaces::is_counted()
+{
+    if (!is_active_.load(std::memory_order_relaxed))
+        return false;
+    if (!in_passes_)
+        return true;
+    const auto *const chosen = torch::autograd::get_current_graph_task_exec_info();
+    if (chosen == nullptr || !chosen->empty() || c10::GradMode::is_enabled())
+        return false;
+    const int task = torch::autograd::get_current_graph_task_id();
+    if (task != task_) {
+        task_ = task;
+        number_ = number_ - number_ % kPassNumbers + kPassNumbers;
+    }
+    return true;
+}
+
 c10::DataPtr
 PlannedPlaces::serve(size_t bytes)
 {
-    if (!is_active_.load(std::memory_order_relaxed))
+    has_number_ = is_counted();
+    if (!has_number_)
         return {};
     const auto found = served_.find(number_++);
 
@@ -201,7 +226,7 @@ PlannedPlaces::serve(size_t bytes)
 void
 PlannedPlaces::allocated(const void *address, size_t bytes)
 {
-    if (is_active_.load(std::memory_order_relaxed))
+    if (has_number_ && is_active_.load(std::memory_order_relaxed))
         not_served_.push_back({number_ - 1, reinterpret_cast<uintptr_t>(address), bytes});
 }
 

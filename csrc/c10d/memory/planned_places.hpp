@@ -65,8 +65,9 @@ class PlannedPlaces final : public AllocationTrace
     PlannedPlaces(const at::Tensor &memory, const Spans &spans);
 
     /* From now on this thread's allocations are numbered, and some are served. A place that is
-     * occupied, or of another size, is not given. */
-    void begin(const Served &served);
+     * occupied, or of another size, is not given. `in_passes`: only those of whole backward passes,
+     * with kPassNumbers more for each pass. */
+    void begin(const Served &served, bool in_passes = false);
     /* Called on the thread of begin(). On another thread, it ends serving permanently: the thread
      * of begin() may access this object at any time, and keeps it alive until it allocates or
      * exits. */
@@ -86,14 +87,20 @@ class PlannedPlaces final : public AllocationTrace
     [[nodiscard]] bool is_taken(uint32_t place) const;
 
   private:
+    static constexpr uint64_t kPassNumbers = uint64_t{1} << 32;
+
     c10::DataPtr serve(size_t bytes) override;
     void allocated(const void *address, size_t bytes) override;
+    bool is_counted();
 
     std::vector<std::shared_ptr<Place>> places_;
     std::unordered_map<uint64_t, uint32_t> served_;
     std::vector<NumberedSpan> not_served_;
     uint64_t number_ = 0;
     uint64_t served_count_ = 0;
+    bool in_passes_ = false;
+    int task_ = -1;           /* of autograd, whose allocations were counted last */
+    bool has_number_ = false; /* the allocation that is being served */
     /* Allocations of thread_ are reported here. Stays set if another thread ended the trace. */
     bool is_traced_ = false;
     std::thread::id thread_;
