@@ -7,8 +7,9 @@ What needs torch is in modules of its own: rdmatensor.distributed for groups of 
 rdmatensor.torch for tensors, rdmatensor.symmetric for symmetric memory, rdmatensor.plan for planned
 training, rdmatensor.parallel for models that ranks split, rdmatensor.budget for models that do not
 fit, rdmatensor.hooks for communication hooks, rdmatensor.compress to send or keep fewer bytes,
-rdmatensor.ps for parameter servers, and rdmatensor.trials, which also needs Optuna, for searches of
-hyper-parameters. `import rdmatensor` is enough to use them.
+rdmatensor.ps for parameter servers, rdmatensor.horovod for Horovod's API, and rdmatensor.trials,
+which also needs Optuna, for searches of hyper-parameters. `import rdmatensor` is enough to use
+them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from rdmatensor import distributed as distributed
     from rdmatensor import errors as errors
     from rdmatensor import hooks as hooks
+    from rdmatensor import horovod as horovod
     from rdmatensor import metrics as metrics
     from rdmatensor import parallel as parallel
     from rdmatensor import plan as plan
@@ -103,6 +105,7 @@ _OF_TORCH = (
     "compress",
     "distributed",
     "hooks",
+    "horovod",
     "parallel",
     "plan",
     "ps",
