@@ -69,12 +69,14 @@ class Job:
 
 
 @contextmanager
-def job(folder: Path, *options: object, kill: str = "none") -> Iterator[Job]:
+def job(
+    folder: Path, *options: object, kill: str = "none", transport: str = "shm"
+) -> Iterator[Job]:
     words = [sys.executable, "-m", "rdmatensor", "horovodrun", *map(str, options)]
     process = subprocess.Popen(
         [*words, sys.executable, str(PROGRAM), str(folder), kill],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "RDMATENSOR_TRANSPORT": transport},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -86,10 +88,13 @@ def job(folder: Path, *options: object, kill: str = "none") -> Iterator[Job]:
         process.communicate(timeout=30)
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(3, marks=pytest.mark.slow)])
-def test_survivors_go_on_after_a_death(tmp_path: Path, rank: int) -> None:
+@pytest.mark.parametrize(
+    ("rank", "transport"), [(0, "shm"), pytest.param(3, "tcp", marks=pytest.mark.slow)]
+)
+def test_survivors_go_on_after_a_death(tmp_path: Path, rank: int, transport: str) -> None:
     """Both ranks of the host leave; with rank 0 killed, the old rank 2 becomes root."""
-    with job(tmp_path, "-np", 4, "--min-np", 2, "-H", f"{A}:2,{B}:2", kill=f"{rank}:5") as one:
+    options = ("-np", 4, "--min-np", 2, "-H", f"{A}:2,{B}:2")
+    with job(tmp_path, *options, kill=f"{rank}:5", transport=transport) as one:
         one.wait_for([4, 2])
         status, out, err = one.finish()
     one.check([4, 2], status, out, err)
@@ -99,10 +104,10 @@ def test_survivors_go_on_after_a_death(tmp_path: Path, rank: int) -> None:
     }
 
 
-def test_hosts_come_and_go(tmp_path: Path) -> None:
+def test_hosts_come_and_go_over_tcp(tmp_path: Path) -> None:
     Job(tmp_path, None).find(f"{A}:2")  # type: ignore[arg-type]
     options = ("-np", 2, "--min-np", 1, "--max-np", 4, "--host-discovery-script", "cat hosts")
-    with job(tmp_path, *options) as one:
+    with job(tmp_path, *options, transport="tcp") as one:
         one.wait_for([2])
         one.find(f"{A}:2", f"{B}:2")
         one.wait_for([2, 4])

@@ -37,10 +37,18 @@ def test_ranks_train_as_one_process_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_rules(tmp_path: Path, world: int) -> None:
+@pytest.mark.parametrize(
+    ("world", "transport"), [(2, "shm"), pytest.param(3, "tcp", marks=pytest.mark.slow)]
+)
+def test_rules(tmp_path: Path, world: int, transport: str) -> None:
+    environment = {"RDMATENSOR_TRANSPORT": transport}
     ranks = jobs.results(
-        jobs.run("roles_keras:rules", world, tmp_path / "out", timeout_s=60.0, folder=str(tmp_path))
+        jobs.run(
+            *("roles_keras:rules", world, tmp_path / "out"),
+            environment=environment,
+            timeout_s=60.0,
+            folder=str(tmp_path),
+        )
     )
     mean, total = (world + 1) / 2, world * (world + 1) / 2
     for rank, found in enumerate(ranks):
@@ -73,7 +81,12 @@ def test_rules(tmp_path: Path, world: int) -> None:
 @pytest.mark.timeout(120)
 def test_an_elastic_state_is_synced_committed_and_restored(tmp_path: Path) -> None:
     first, second = jobs.results(
-        jobs.run("roles_keras:elastic_state", 2, tmp_path, timeout_s=60.0, folder=str(tmp_path))
+        jobs.run(
+            *("roles_keras:elastic_state", 2, tmp_path),
+            environment={"RDMATENSOR_TRANSPORT": "tcp"},
+            timeout_s=60.0,
+            folder=str(tmp_path),
+        )
     )
     assert first["first"] != second["first"]
     assert first["synced"] == second["synced"] == first["first"]
@@ -83,6 +96,28 @@ def test_an_elastic_state_is_synced_committed_and_restored(tmp_path: Path) -> No
         assert found["restored"] == found["trained"] != found["synced"]
         assert found["restored epoch"] == 2
     assert first["trained"] == second["trained"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_script_runs_on_two_hosts_of_two_ranks(tmp_path: Path) -> None:
+    """Both names are of this machine; by RDMATENSOR_TEST_HOST they are two hosts."""
+    script = ROOT / "examples" / "horovod_keras_mnist.py"
+    hosts = ("-np", "4", "-H", "localhost:2,127.0.0.1:2")
+    name_host = 'RDMATENSOR_TEST_HOST="$HOROVOD_HOSTNAME" exec "$0" "$@"'
+    done = subprocess.run(
+        [sys.executable, "-m", "rdmatensor", "horovodrun", *hosts,
+         "sh", "-c", name_host, sys.executable, script],
+        cwd=tmp_path, env={**os.environ, "MNIST_EPOCHS": "8", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=580, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    accuracy = re.search(r"Test accuracy: ([\d.]+)", done.stdout)
+    assert accuracy is not None, done.stdout
+    assert float(accuracy[1]) >= 0.75
+    assert len(list(tmp_path.glob("checkpoint-*.h5"))) == 2
+    shutil.rmtree(tmp_path)
 
 
 @pytest.mark.slow
