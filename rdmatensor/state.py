@@ -295,7 +295,7 @@ class NotAdoptedState(TypedDict):
 
 
 class GradientsState(TypedDict):
-    """Gradients of one DistributedDataParallel module.
+    """Gradients of one DistributedDataParallel module, or of one of Horovod's optimizers.
 
     what: the module; in_place: gradients that autograd wrote in their bucket; copied, copied_bytes:
     those that were copied there; why_off: why none are allocated there any more, or why some were

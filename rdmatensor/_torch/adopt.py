@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from rdmatensor._native.malloc_limits import keep_large_blocks
-from rdmatensor._torch.adoption import adoptions, process
+from rdmatensor._torch.adoption import adoptions, gradient_sources, process
 from rdmatensor._torch.ddp import adopt as ddp_adopt
 from rdmatensor._torch.ddp import gradients as ddp_gradients
 from rdmatensor._torch.ddp import report as ddp_report
@@ -32,8 +32,8 @@ def not_adopted(settings: Settings) -> list[NotAdoptedState]:
 
 
 def gradients() -> list[GradientsState]:
-    """Return what was written in place and what was copied, of each module."""
-    return ddp_gradients.told()
+    """Return what was written in place and what was copied, of each module and other source."""
+    return [*ddp_gradients.told(), *(one for source in gradient_sources for one in source())]
 
 
 def install(context: Context, on_module: Callable[[torch.nn.Module], None]) -> None:

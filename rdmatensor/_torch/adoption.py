@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from rdmatensor._backend import BACKEND_NAME
 from rdmatensor.context import Context
-from rdmatensor.state import AdoptionState
+from rdmatensor.state import AdoptionState, GradientsState
 from rdmatensor.torch import ArenaAllocations, has_allocator, registered_memory
 
 NO_ROOM = "the arena has no room: raise RDMATENSOR_ARENA_MAX_MIB"
@@ -27,6 +27,7 @@ class _Process:
 
 process = _Process()
 _adoptions: list[AdoptionState] = []
+gradient_sources: list[Callable[[], Iterable[GradientsState]]] = []  # other than modules
 
 
 def adoptions() -> list[AdoptionState]:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import torch
 from torch.distributed import ProcessGroup
 
 from rdmatensor.horovod import _execute, _lane
@@ -76,7 +77,7 @@ class Controller:
                 raise HorovodInternalError(self.failure)
             if entry.set_id not in self.groups:
                 raise ValueError(f"{entry.name}: its process set was removed")
-            key = entry.set_id, entry.name
+            key = entry.key
             old = self._pending.get(key)
             if old is not None and not (old.is_done or self._try_finish(old)):
                 raise ValueError(
@@ -95,6 +96,59 @@ class Controller:
                 self.lane_operations += 1
         if request is not None:
             self._send({"t": "ops", "ops": [request]})
+
+    def submit_pack(
+        self, lane: _lane.Lane, index: int, entries: list[Entry], flat: torch.Tensor
+    ) -> None:
+        """Submit the operations of a pack, which are parts of `flat`; as submit()."""
+        set_id = entries[0].set_id
+        with self._lock:
+            is_free = self._pending.keys().isdisjoint(one.key for one in entries)
+            if is_free and self._lanes.get(set_id) is lane and not lane.is_broken:
+                self._pending.update((one.key, one) for one in entries)
+                if lane.take_pack(index, entries, flat):
+                    self.lane_operations += len(entries)
+                    return
+                for one in entries:
+                    del self._pending[one.key]
+        for one in entries:
+            self.submit(one)
+
+    def lane_of(self, set_id: int) -> _lane.Lane | None:
+        """Return the fast lane of a process set, if it is in one."""
+        lane = self._lanes.get(set_id)
+        return None if lane is None or lane.is_broken else lane
+
+    def _reduce_next(self, single: _lane.Single, output: torch.Tensor) -> bool:
+        """Reduce a tensor in place if it is the next in its lane, and wait; False: submit it."""
+        lane, entry = single.lane, None
+        with self._lock:
+            if self._lanes.get(single.set_id) is not lane or not lane.is_next(single):
+                return False
+            if self.timeline.is_on or (
+                self._pending and (single.set_id, single.name) in self._pending
+            ):
+                return False
+            self.waits += 1
+            self.lane_operations += 1
+            try:
+                work = single.reduce(output)
+            except RuntimeError as error:
+                self._fail(str(error))
+                raise HorovodInternalError(self.failure) from None
+            if work is None:
+                lane.advance()
+            else:
+                entry = Entry(
+                    single.set_id, single.name, "allreduce", [output], [output], single.signature
+                )
+                self._pending[entry.key] = entry
+                lane.note_next(_execute.Run([entry], [work], lane.group.size()))
+        if entry is None:
+            _execute.finish_outputs([output], single.signature, lane.group.size())
+        else:
+            self.wait(entry)
+        return True
 
     def wait(self, entry: Entry) -> object:
         """Wait for an operation; return its result."""
@@ -162,7 +216,7 @@ class Controller:
     def _finish(self, run: _execute.Run) -> None:
         run.finish()
         for entry in run.entries:
-            self._pending.pop((entry.set_id, entry.name), None)
+            self._pending.pop(entry.key, None)
             self.timeline.done(entry)
         self._changed.notify_all()
 
@@ -180,6 +234,7 @@ class Controller:
             "k": entry.kind,
             "s": entry.signature,
             "b": bytes_of(entry.signature) if is_reduced else 0,
+            "g": entry.is_gradient,
             "w": self.waits,
             "a": time.monotonic() - entry.since_s,
         }
@@ -307,7 +362,7 @@ class Controller:
         assert entry is not None, "no rank has joined"
         with self._lock:
             set_id = operation["x"]
-            self._lanes.pop(set_id, None)
+            self._drop_lane(set_id)
             for one in [one for one in self._pending.values() if one.set_id == set_id]:
                 self._end(one, None, f"{one.name}: its process set was removed")
             self.ranks.pop(set_id, None)
@@ -320,7 +375,7 @@ class Controller:
             entry.finish(result)
         else:
             entry.fail(why)
-        self._pending.pop((entry.set_id, entry.name), None)
+        self._pending.pop(entry.key, None)
         self.timeline.done(entry)
         self._changed.notify_all()
 
@@ -344,6 +399,7 @@ class Controller:
         assert group is not None, "the coordinator tells members only"
         with self._lock:
             lane = self._lanes[set_id] = _lane.make_lane(group, record)
+            _lane.add_singles(set_id, lane, self._reduce_next)
             self._epochs[set_id] = record["e"]
             for entry in self._pending_of(set_id):
                 if lane.is_broken or not lane.take(entry):
@@ -387,7 +443,7 @@ class Controller:
                 for entry in run.entries:
                     entry.run, entry.mode = None, mode
             lane.is_resolved = True
-            del self._lanes[set_id]
+            self._drop_lane(set_id)
             self._epochs[set_id] = record["e"]
             requests = [self._request_of(entry) for entry in self._pending_of(set_id)]
             self.negotiated += len(requests)
@@ -435,8 +491,14 @@ class Controller:
     def _fail_all(self, why: str) -> None:
         for entry in list(self._pending.values()):
             self._end(entry, None, why)
-        self._lanes.clear()
+        for set_id in list(self._lanes):
+            self._drop_lane(set_id)
         self._changed.notify_all()
+
+    def _drop_lane(self, set_id: int) -> None:
+        lane = self._lanes.pop(set_id, None)
+        if lane is not None:
+            _lane.drop_singles(lane)
 
     def close(self) -> None:
         """Tell all ranks that this one leaves; wait until they have finished what has started."""

@@ -52,6 +52,7 @@ class _Done:
 
     signature: Signature
     waits: dict[int, int]  # how often each member had waited when it requested it
+    is_gradient: bool  # of an optimizer, on all members
 
 
 @dataclass(slots=True)
@@ -202,9 +203,7 @@ class Coordinator:
         return (
             first["k"] == operation["k"] == "allreduce"
             and first["p"] == operation["p"]
-            and first["s"]["dtypes"][0] == operation["s"]["dtypes"][0]
-            and first["s"]["op"] == operation["s"]["op"]
-            and len({*first["s"]["dtypes"], *operation["s"]["dtypes"]}) == 1
+            and _can_share(first["s"], operation["s"])
             and size_bytes <= self._limits.fusion_bytes
         )
 
@@ -252,7 +251,8 @@ class Coordinator:
             found.round_before, found.round = {}, {}
             return
         waits = {rank: request["w"] for rank, request in requests.items()}
-        found.round[name] = _Done(next(iter(requests.values()))["s"], waits)
+        is_gradient = all(request["g"] for request in requests.values())
+        found.round[name] = _Done(next(iter(requests.values()))["s"], waits, is_gradient)
 
     def _ends_round(self, found: _Set) -> bool:
         """Return whether the round is the last one again, and nothing else is wanted."""
@@ -272,13 +272,14 @@ class Coordinator:
             is_next = (
                 last is not None
                 and last.waits == done.waits
+                and last.is_gradient == done.is_gradient
                 and _can_share(last.signature, done.signature)
                 and size_bytes + own_bytes <= self._limits.lane_bytes
             )
             if not is_next:
                 packs.append([])
                 size_bytes = 0
-            packs[-1].append({"n": name, "s": done.signature})
+            packs[-1].append({"n": name, "s": done.signature, "g": done.is_gradient})
             size_bytes += own_bytes
             last = done
         found.table, found.round, found.round_before = {}, {}, {}
@@ -377,7 +378,12 @@ class Coordinator:
 
 
 def _can_share(one: Signature, other: Signature) -> bool:
-    return one["op"] == other["op"] and len({*one["dtypes"], *other["dtypes"]}) == 1
+    """Return whether two allreduces can be one call: a second factor decides who divides."""
+    return (
+        one["op"] == other["op"]
+        and one["postscale"] == other["postscale"]
+        and len({*one["dtypes"], *other["dtypes"]}) == 1
+    )
 
 
 def _shown(label: str, value: object) -> object:

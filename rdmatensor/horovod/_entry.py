@@ -40,23 +40,17 @@ class Entry:
     lane_key: tuple[object, ...] | None = None
     is_list: bool = False
     has_splits: bool = False
+    is_gradient: bool = False  # of an optimizer, which lets it travel in a bucket
     mode: Mode = Mode.OWN
     run: Any = None  # _execute.Run
     is_done: bool = False
     error: str | None = None
     result: Any = None
     since_s: float = field(default_factory=time.monotonic)
+    key: tuple[int, str] = field(init=False)
 
-    def can_take(self, tensors: list[torch.Tensor | None]) -> bool:
-        """Return whether an in-place operation has ended, and these are as its tensors were."""
-        return self.is_done and all(
-            one is not None
-            and one.dtype == old.dtype
-            and one.shape == old.shape
-            and one.layout == torch.strided
-            and one.is_contiguous()
-            for one, old in zip(tensors, self.outputs, strict=True)
-        )
+    def __post_init__(self) -> None:
+        self.key = self.set_id, self.name
 
     def renew(self, tensors: list[Any]) -> None:
         """Make it an operation that was not submitted, in place of these tensors."""
@@ -70,6 +64,11 @@ class Entry:
         self.result, self.is_done = result, True
         self.inputs = []
         self.run = None
+
+    def drop(self) -> None:
+        """Let the tensors of an operation that has ended go."""
+        self.inputs = self.outputs = []
+        self.result = None
 
     def fail(self, why: str) -> None:
         """Set the reason why it has failed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as torch_c10d
 from torch.distributed import ProcessGroup
 
+from rdmatensor.horovod._bundle import Bundle, is_small
 from rdmatensor.horovod._entry import (
     AVERAGE,
     MAX,
@@ -32,34 +34,6 @@ _REDUCE_OPS = {
 }
 
 
-class Bundle:
-    """Small tensors that travel as one: kept for an allreduce that is repeated."""
-
-    MOST_BYTES = 64 << 10  # of a tensor; copying a larger one costs more than a call of its own
-
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
-        sizes = [tensor.numel() for tensor in tensors]
-        self.flat = torch.empty(sum(sizes), dtype=tensors[0].dtype)
-        views = torch.split(self.flat, sizes)
-        self._views = [view.view_as(one) for view, one in zip(views, tensors, strict=True)]
-        self._tensors: list[torch.Tensor] = []
-
-    def pack(self, tensors: list[torch.Tensor]) -> None:
-        """Copy the tensors into the bundle."""
-        self._tensors = tensors
-        torch._foreach_copy_(self._views, tensors)
-
-    def unpack(self) -> None:
-        """Copy the bundle into the tensors."""
-        torch._foreach_copy_(self._tensors, self._views)
-        self._tensors = []
-
-
-def is_small(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor travels in a bundle."""
-    return tensor.numel() * tensor.element_size() <= Bundle.MOST_BYTES
-
-
 @dataclass(slots=True, eq=False)
 class Run:
     """Operations whose data is in flight."""
@@ -70,6 +44,7 @@ class Run:
     position: int = -1  # in a fast lane
     lane: Any = None  # _lane.Lane
     bundle: Bundle | None = None
+    flat: torch.Tensor | None = None  # what is reduced: the operations' outputs are parts of it
     extra: Any = None
     is_finished: bool = False
     is_void: bool = False  # members have left the lane in it: its sums are not complete
@@ -91,11 +66,20 @@ class Run:
     def finish(self) -> None:
         """Set the results; the data is there."""
         self.is_finished = True
+        if self.flat is not None:
+            self._finish_flat(self.flat)
+            return
         self.unpack()
         for entry in self.entries:
             if entry.is_done:  # it has failed
                 continue
             _FINISH.get(entry.kind, _finish_plain)(entry, self)
+
+    def _finish_flat(self, flat: torch.Tensor) -> None:
+        finish_outputs([flat], self.entries[0].signature, self.size)
+        for entry in self.entries:
+            if not entry.is_done:
+                entry.finish(None)
 
 
 # ---- allreduce ---------------------------------------------------------------------------------
@@ -108,11 +92,13 @@ def start_allreduce(
     is_zero: bool = False,
     bundle: Bundle | None = None,
     has_bundle: bool = False,
+    is_whole: bool = False,
 ) -> Run:
     """Start the allreduce of operations that have one dtype and one op.
 
     A part without an entry of this rank is a signature: it contributes a neutral element, or zeros.
     has_bundle: small tensors travel as one, on all ranks; in that bundle, or in a new one.
+    is_whole: large ones, too.
     """
     tensors: list[torch.Tensor] = []
     entries = []
@@ -126,11 +112,41 @@ def start_allreduce(
     signature = first.signature if isinstance(first, Entry) else first
     sent = tensors
     if has_bundle:
-        small = [tensor for tensor in tensors if is_small(tensor)]
+        small = [tensor for tensor in tensors if is_whole or is_small(tensor)]
+        large = [tensor for tensor in tensors if not (is_whole or is_small(tensor))]
         bundle = Bundle(small) if bundle is None else bundle
         bundle.pack(small)
-        sent = [bundle.flat, *(tensor for tensor in tensors if not is_small(tensor))]
+        sent = [bundle.flat, *large]
     return Run(entries, [_reduce(group, sent, signature)], group.size(), bundle=bundle)
+
+
+def start_flat(group: ProcessGroup, entries: list[Entry], flat: torch.Tensor) -> Run:
+    """Start the allreduce of a tensor of which the operations' inputs and outputs are parts."""
+    signature = entries[0].signature
+    if signature["prescale"] != 1.0:
+        _scale(flat, signature["prescale"])
+    return Run(entries, [_reduce(group, [flat], signature)], group.size(), flat=flat)
+
+
+def reducer_at_once(
+    group: ProcessGroup, signature: Signature
+) -> Callable[[torch.Tensor], torch_c10d.Work | None]:
+    """Return a function that reduces a tensor in place; it returns a Work if that takes longer.
+
+    It calls the backend without torch's dispatcher, and the caller waits inside.
+    """
+    part: Any = group._get_backend(torch.device("cpu"))
+    allreduce = getattr(part, "wrapped_pg", part).allreduce  # under TORCH_DISTRIBUTED_DEBUG
+    options = _options(_reduce_op(signature, group.size()))[2]
+    prescale = signature["prescale"]
+
+    def reduce(output: torch.Tensor) -> torch_c10d.Work | None:
+        if prescale != 1.0:
+            _scale(output, prescale)
+        work: torch_c10d.Work | None = allreduce([output], options)
+        return work
+
+    return reduce
 
 
 def _without_contribution(signature: Signature, is_zero: bool) -> list[torch.Tensor]:
@@ -143,17 +159,20 @@ def _without_contribution(signature: Signature, is_zero: bool) -> list[torch.Ten
 def _reduce(
     group: ProcessGroup, tensors: list[torch.Tensor], signature: Signature
 ) -> torch_c10d.Work:
-    plain, coalesced = _options(_reduce_op(signature, group.size()))
+    plain, coalesced, _ = _options(_reduce_op(signature, group.size()))
     if len(tensors) == 1:
         return group.allreduce(tensors, plain)
     return group.allreduce_coalesced(tensors, coalesced)
 
 
 @functools.cache
-def _options(op: dist.ReduceOp.RedOpType) -> tuple[Any, Any]:
+def _options(op: dist.ReduceOp.RedOpType) -> tuple[Any, Any, Any]:
+    """Return those of an allreduce, of several, and of one that the caller waits for."""
     plain, coalesced = dist.AllreduceOptions(), dist.AllreduceCoalescedOptions()
-    plain.reduceOp = coalesced.reduceOp = dist.ReduceOp(op)
-    return plain, coalesced
+    awaited = dist.AllreduceOptions()
+    plain.reduceOp = coalesced.reduceOp = awaited.reduceOp = dist.ReduceOp(op)
+    awaited.asyncOp = False
+    return plain, coalesced, awaited
 
 
 def _reduce_op(signature: Signature, size: int) -> dist.ReduceOp.RedOpType:
@@ -219,20 +238,24 @@ def _scale(tensor: torch.Tensor, factor: float) -> None:
 
 
 def _finish_reduced(entry: Entry, run: Run) -> None:
-    signature = entry.signature
-    factor = signature["postscale"]
-    if signature["op"] == AVERAGE and not _is_backends_average(signature, run.size):
-        for output in entry.outputs:
-            if factor != 1.0:
-                _scale(output, factor / run.size)
-            elif output.dtype.is_floating_point:
-                output.div_(run.size)
-            else:
-                output.copy_(output.div(run.size, rounding_mode="trunc"))
-    elif factor != 1.0:
-        for output in entry.outputs:
-            _scale(output, factor)
+    finish_outputs(entry.outputs, entry.signature, run.size)
     entry.finish(entry.outputs if entry.is_list else entry.outputs[0])
+
+
+def finish_outputs(outputs: list[torch.Tensor], signature: Signature, size: int) -> None:
+    """Make averages of sums, and multiply by the second factor."""
+    factor = signature["postscale"]
+    if signature["op"] == AVERAGE and not _is_backends_average(signature, size):
+        for output in outputs:
+            if factor != 1.0:
+                _scale(output, factor / size)
+            elif output.dtype.is_floating_point:
+                output.div_(size)
+            else:
+                output.copy_(output.div(size, rounding_mode="trunc"))
+    elif factor != 1.0:
+        for output in outputs:
+            _scale(output, factor)
 
 
 # ---- the others --------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import atexit
 import json
 import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -45,6 +46,7 @@ class Runtime:
 
 _runtime: Runtime | None = None
 _unnamed: Counter[tuple[int, str]] = Counter()
+before_stop: list[Callable[[], None]] = []  # called by stop()
 _joins = 0  # since init(): until all have joined, ranks may have numbered differently
 
 
@@ -197,6 +199,8 @@ def stop() -> None:
     if _runtime is None:
         return
     ended, _runtime = _runtime, None
+    for call_before in before_stop:
+        call_before()
     ended.controller.close()
     for group in ended.groups:
         dist.destroy_process_group(group)

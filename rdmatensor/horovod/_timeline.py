@@ -18,6 +18,7 @@ class Timeline:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._path: Path | None = None
+        self.is_on = False  # whether operations are written down
         self._marks_cycles = False
         self._begin_us = 0.0
         self._ready_us: dict[tuple[int, str], float] = {}
@@ -36,11 +37,12 @@ class Timeline:
             self._lines, self._ready_us = {}, {}
             self._marks_cycles = mark_cycles
             self._path = Path(path)
+            self.is_on = True
 
     def stop(self) -> None:
         """End the timeline, and write it."""
         with self._lock:
-            path, self._path = self._path, None
+            path, self._path, self.is_on = self._path, None, False
             events, self._events = self._events, []
         if path is not None:
             path.write_text(json.dumps(events), encoding="utf-8")

@@ -14,7 +14,7 @@ import rdmatensor.horovod.torch as hvd
 MODULES = (
     *("basics", "exceptions", "process_sets", "torch.compression", "torch.functions"),
     *("torch.handles", "torch.moves", "torch.optimizer", "torch.reductions"),
-    "torch.sync_batch_norm",
+    *("torch.scatters", "torch.sync_batch_norm"),
 )
 OPTIONS = doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL
 

@@ -69,11 +69,13 @@ from rdmatensor.horovod.torch.reductions import (
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
+    sparse_allreduce_async,
+)
+from rdmatensor.horovod.torch.scatters import (
     grouped_reducescatter,
     grouped_reducescatter_async,
     reducescatter,
     reducescatter_async,
-    sparse_allreduce_async,
 )
 from rdmatensor.horovod.torch.sync_batch_norm import SyncBatchNorm
 

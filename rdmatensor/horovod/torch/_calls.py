@@ -28,9 +28,10 @@ def allreduce(
         outputs = [torch.empty_like(tensor, requires_grad=False) for tensor in tensors]
     else:
         tensors = outputs = [one.detach() if one.requires_grad else one for one in outputs]
-    return _submit.reduce(
+    entry = _submit.reduction_entry(
         "allreduce", tensors, outputs, name, op, factors, process_set, is_list=is_list
     )
+    return _submit.submit(entry)
 
 
 def allgather(
@@ -108,6 +109,7 @@ def reducescatter(
     """Submit a reducescatter."""
     if any(tensor.dim() == 0 for tensor in tensors):
         raise ValueError("reducescatter needs tensors of at least one dimension")
-    return _submit.reduce(
+    entry = _submit.reduction_entry(
         "reducescatter", tensors, [], name, op, factors, process_set, is_list=is_list
     )
+    return _submit.submit(entry)

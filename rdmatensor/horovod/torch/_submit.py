@@ -6,10 +6,11 @@ import functools
 import itertools
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from rdmatensor.horovod import _runtime
+from rdmatensor.horovod import _lane, _runtime
 from rdmatensor.horovod._entry import (
     ADASUM,
     AVERAGE,
@@ -32,6 +33,7 @@ _SUPPORTED = frozenset(
 )
 _handles: dict[int, Entry] = {}
 _numbers = itertools.count(1)
+_singles: Any = _lane.singles  # a key with None finds nothing
 
 
 def submit(entry: Entry) -> int:
@@ -137,7 +139,7 @@ def _tensors(dtypes: Sequence[torch.dtype], shapes: Sequence[torch.Size]) -> Sig
     }
 
 
-def reduce(
+def reduction_entry(
     kind: Kind,
     tensors: Sequence[torch.Tensor],
     outputs: list[torch.Tensor],
@@ -147,8 +149,8 @@ def reduce(
     process_set: ProcessSet,
     *,
     is_list: bool,
-) -> int:
-    """Submit an allreduce or a reducescatter."""
+) -> Entry:
+    """Return an allreduce or a reducescatter that is not submitted."""
     set_id = set_id_of(process_set)
     inputs = [check(tensor) for tensor in tensors]
     if len({tensor.dtype for tensor in inputs}) > 1:
@@ -159,18 +161,45 @@ def reduce(
         op,
         *factors,
     )
-    return submit(
-        Entry(
-            set_id,
-            _runtime.full_name(set_id, kind, name),
-            kind,
-            inputs,
-            outputs,
-            signature,
-            lane_key if kind == "allreduce" else None,
-            is_list,
-        )
+    return Entry(
+        set_id,
+        _runtime.full_name(set_id, kind, name),
+        kind,
+        inputs,
+        outputs,
+        signature,
+        lane_key if kind == "allreduce" else None,
+        is_list,
     )
+
+
+def reduce_next(
+    tensor: torch.Tensor,
+    name: str | None,
+    op: int | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    *,
+    is_in_place: bool,
+) -> torch.Tensor | None:
+    """Reduce a tensor at once if it is the next of a fast lane; None: it is to be submitted."""
+    single = _singles.get((process_set.process_set_id, name))
+    if (
+        single is None
+        or tensor.dtype is not single.dtype
+        or tensor.shape != single.shape
+        or (AVERAGE if op is None else op) != single.op
+        or prescale != single.prescale
+        or postscale != single.postscale
+        or tensor.requires_grad
+        or tensor.layout is not torch.strided
+        or not tensor.is_cpu
+        or not tensor.is_contiguous()
+    ):
+        return None
+    output = tensor if is_in_place else tensor.clone()
+    return output if single.reduce_next(single, output) else None
 
 
 def move(

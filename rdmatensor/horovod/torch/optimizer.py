@@ -15,10 +15,10 @@ from rdmatensor.horovod import basics
 from rdmatensor.horovod.basics import Adasum, Average
 from rdmatensor.horovod.process_sets import ProcessSet, global_process_set
 from rdmatensor.horovod.torch import _submit
+from rdmatensor.horovod.torch._forms import CompressorLike
 from rdmatensor.horovod.torch._reducer import Group, Named, Reducer
 from rdmatensor.horovod.torch.compression import Compression
 from rdmatensor.horovod.torch.functions import broadcast_object
-from rdmatensor.horovod.torch.reductions import CompressorLike
 
 
 class _Distributed:
@@ -83,6 +83,8 @@ class _Distributed:
                 "gradients are reduced"
             )
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
+        if self._is_active:
+            self._reducer.expect()
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - torch's
         """Load a state; an unfinished step is forgotten."""

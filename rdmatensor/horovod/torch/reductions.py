@@ -1,19 +1,17 @@
-"""Reductions: allreduce, reducescatter, and their grouped, asynchronous and in-place forms."""
+"""Allreduces, and their grouped, asynchronous and in-place forms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
 from rdmatensor.horovod.basics import Average, Sum
 from rdmatensor.horovod.process_sets import ProcessSet, global_process_set
-from rdmatensor.horovod.torch import _calls, _gradients, _submit
-from rdmatensor.horovod.torch.compression import Compression, Compressor
+from rdmatensor.horovod.torch import _calls, _forms, _submit
+from rdmatensor.horovod.torch._forms import CompressorLike
+from rdmatensor.horovod.torch.compression import Compression
 from rdmatensor.horovod.torch.handles import synchronize
-
-CompressorLike = type[Compressor] | Compressor
 
 
 def allreduce(
@@ -50,16 +48,15 @@ def allreduce(
         >>> allreduce(torch.ones(2), op=Sum)
         tensor([1., 1.])
     """
-    chosen = _submit.op_of(op, average)
-    factors = (prescale_factor, postscale_factor)
-    given, ctx = compression.compress(tensor)
-    if _gradients.is_needed(given):
-        (reduced,) = _gradients.applied(
-            _gradients.Allreduce, name, chosen, factors, process_set, given
+    if average is None and compression is Compression.none:
+        found = _submit.reduce_next(
+            *(tensor, name, op, prescale_factor, postscale_factor, process_set), is_in_place=False
         )
-    else:
-        reduced = synchronize(_calls.allreduce([given], None, name, chosen, factors, process_set))
-    return compression.decompress(reduced, ctx)
+        if found is not None:
+            return found
+    factors = (prescale_factor, postscale_factor)
+    options = _forms.of_allreduce(average, name, op, factors, process_set)
+    return _forms.ALLREDUCE.run([tensor], compression, options)[0]
 
 
 def allreduce_async(
@@ -94,10 +91,9 @@ def allreduce_async(
         >>> synchronize(allreduce_async(torch.ones(2)))
         tensor([1., 1.])
     """
-    chosen = _submit.op_of(op, average)
-    return _calls.allreduce(
-        [tensor], None, name, chosen, (prescale_factor, postscale_factor), process_set
-    )
+    factors = (prescale_factor, postscale_factor)
+    options = _forms.of_allreduce(average, name, op, factors, process_set)
+    return _forms.ALLREDUCE.start([tensor], options, is_list=False)
 
 
 def allreduce_(
@@ -132,9 +128,15 @@ def allreduce_(
         >>> allreduce_(torch.ones(2))
         tensor([1., 1.])
     """
-    chosen = _submit.op_of(op, average)
+    if average is None:
+        found = _submit.reduce_next(
+            *(tensor, name, op, prescale_factor, postscale_factor, process_set), is_in_place=True
+        )
+        if found is not None:
+            return tensor
     factors = (prescale_factor, postscale_factor)
-    synchronize(_calls.allreduce([tensor], [tensor], name, chosen, factors, process_set))
+    options = _forms.of_allreduce(average, name, op, factors, process_set)
+    synchronize(_forms.start_in_place([tensor], options, is_list=False))
     return tensor
 
 
@@ -170,9 +172,9 @@ def allreduce_async_(
         >>> synchronize(allreduce_async_(torch.ones(2)))
         tensor([1., 1.])
     """
-    chosen = _submit.op_of(op, average)
     factors = (prescale_factor, postscale_factor)
-    return _calls.allreduce([tensor], [tensor], name, chosen, factors, process_set)
+    options = _forms.of_allreduce(average, name, op, factors, process_set)
+    return _forms.start_in_place([tensor], options, is_list=False)
 
 
 def grouped_allreduce(
@@ -209,18 +211,9 @@ def grouped_allreduce(
         >>> grouped_allreduce([torch.ones(1), torch.zeros(2)])
         [tensor([1.]), tensor([0., 0.])]
     """
-    chosen = _submit.op_of(op, average)
     factors = (prescale_factor, postscale_factor)
-    given, contexts = _compressed(compression, tensors)
-    if _gradients.is_needed(*given):
-        reduced = _gradients.applied(
-            _gradients.Allreduce, name, chosen, factors, process_set, *given
-        )
-    else:
-        reduced = synchronize(
-            _calls.allreduce(given, None, name, chosen, factors, process_set, is_list=True)
-        )
-    return _decompressed(compression, reduced, contexts)
+    options = _forms.of_allreduce(average, name, op, factors, process_set)
+    return _forms.ALLREDUCE.run(tensors, compression, options)
 
 
 def grouped_allreduce_async(
@@ -255,9 +248,9 @@ def grouped_allreduce_async(
         >>> synchronize(grouped_allreduce_async([torch.ones(1)]))
         [tensor([1.])]
     """
-    chosen = _submit.op_of(op, average)
     factors = (prescale_factor, postscale_factor)
-    return _calls.allreduce(tensors, None, name, chosen, factors, process_set, is_list=True)
+    options = _forms.of_allreduce(average, name, op, factors, process_set)
+    return _forms.ALLREDUCE.start(tensors, options, is_list=True)
 
 
 def grouped_allreduce_(
@@ -292,10 +285,10 @@ def grouped_allreduce_(
         >>> grouped_allreduce_([torch.ones(1)])
         [tensor([1.])]
     """
-    chosen = _submit.op_of(op, average)
     factors = (prescale_factor, postscale_factor)
+    options = _forms.of_allreduce(average, name, op, factors, process_set)
     places = list(tensors)
-    synchronize(_calls.allreduce(places, places, name, chosen, factors, process_set, is_list=True))
+    synchronize(_forms.start_in_place(places, options, is_list=True))
     return places
 
 
@@ -331,10 +324,9 @@ def grouped_allreduce_async_(
         >>> synchronize(grouped_allreduce_async_([torch.ones(1)]))
         [tensor([1.])]
     """
-    chosen = _submit.op_of(op, average)
     factors = (prescale_factor, postscale_factor)
-    places = list(tensors)
-    return _calls.allreduce(places, places, name, chosen, factors, process_set, is_list=True)
+    options = _forms.of_allreduce(average, name, op, factors, process_set)
+    return _forms.start_in_place(list(tensors), options, is_list=True)
 
 
 def sparse_allreduce_async(
@@ -378,179 +370,3 @@ def sparse_allreduce_async(
         return torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)
 
     return result
-
-
-def reducescatter(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    compression: CompressorLike = Compression.none,
-    op: int = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> torch.Tensor:
-    """Reduce a tensor over the ranks, and keep this rank's rows; differentiable.
-
-    Args:
-        tensor: This rank's tensor; the same dtype and shape on all ranks.
-        name: On which ranks agree; None numbers the calls, which must then have one order.
-        compression: What is sent in place of the tensor.
-        op: Average, Sum, Min, Max or Product; None is Average.
-        process_set: The ranks that take part.
-        prescale_factor: Multiplies the tensor before.
-        postscale_factor: Multiplies the result.
-
-    Returns:
-        This rank's rows of the result. Rows are divided as evenly as possible; the first ranks
-        have one more.
-
-    Raises:
-        ValueError: What this rank alone can see is wrong: an argument, the tensor's device, dtype
-            or strides, or the name of an operation that is in flight.
-        HorovodInternalError: Ranks disagree on the operation, a rank died or left.
-
-    Example:
-        >>> reducescatter(torch.ones(2))
-        tensor([1., 1.])
-    """
-    chosen = _submit.check_op(op)
-    factors = (prescale_factor, postscale_factor)
-    given, ctx = compression.compress(tensor)
-    if _gradients.is_needed(given):
-        (kept,) = _gradients.applied(
-            _gradients.Reducescatter, name, chosen, factors, process_set, given
-        )
-    else:
-        kept = synchronize(_calls.reducescatter([given], name, chosen, factors, process_set))
-    return compression.decompress(kept, ctx)
-
-
-def reducescatter_async(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    op: int = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> int:
-    """Start to reduce a tensor, of which this rank keeps its rows.
-
-    Args:
-        tensor: This rank's tensor; the same dtype and shape on all ranks.
-        name: On which ranks agree; None numbers the calls, which must then have one order.
-        op: Average, Sum, Min, Max or Product; None is Average.
-        process_set: The ranks that take part.
-        prescale_factor: Multiplies the tensor before.
-        postscale_factor: Multiplies the result.
-
-    Returns:
-        A handle for poll() and synchronize().
-
-    Raises:
-        ValueError: What this rank alone can see is wrong: an argument, the tensor's device, dtype
-            or strides, or the name of an operation that is in flight.
-        HorovodInternalError: A rank died or left, or shutdown() was called.
-
-    Example:
-        >>> synchronize(reducescatter_async(torch.ones(2)))
-        tensor([1., 1.])
-    """
-    return _calls.reducescatter(
-        [tensor], name, _submit.check_op(op), (prescale_factor, postscale_factor), process_set
-    )
-
-
-def grouped_reducescatter(
-    tensors: Sequence[torch.Tensor],
-    name: str | None = None,
-    compression: CompressorLike = Compression.none,
-    op: int = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> list[torch.Tensor]:
-    """Reduce tensors over the ranks, and keep this rank's rows; differentiable.
-
-    Args:
-        tensors: This rank's tensors, of one dtype; the same dtypes and shapes on all ranks.
-        name: On which ranks agree; None numbers the calls, which must then have one order.
-        compression: What is sent in place of the tensor.
-        op: Average, Sum, Min, Max or Product; None is Average.
-        process_set: The ranks that take part.
-        prescale_factor: Multiplies the tensor before.
-        postscale_factor: Multiplies the result.
-
-    Returns:
-        This rank's rows of each result, divided as by reducescatter().
-
-    Raises:
-        ValueError: What this rank alone can see is wrong: an argument, the tensor's device, dtype
-            or strides, or the name of an operation that is in flight.
-        HorovodInternalError: Ranks disagree on the operation, a rank died or left.
-
-    Example:
-        >>> grouped_reducescatter([torch.ones(2)])
-        [tensor([1., 1.])]
-    """
-    chosen = _submit.check_op(op)
-    factors = (prescale_factor, postscale_factor)
-    given, contexts = _compressed(compression, tensors)
-    if _gradients.is_needed(*given):
-        kept = _gradients.applied(
-            _gradients.Reducescatter, name, chosen, factors, process_set, *given
-        )
-    else:
-        kept = synchronize(
-            _calls.reducescatter(given, name, chosen, factors, process_set, is_list=True)
-        )
-    return _decompressed(compression, kept, contexts)
-
-
-def grouped_reducescatter_async(
-    tensors: Sequence[torch.Tensor],
-    name: str | None = None,
-    op: int = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> int:
-    """Start to reduce tensors, of which this rank keeps its rows.
-
-    Args:
-        tensors: This rank's tensors, of one dtype; the same dtypes and shapes on all ranks.
-        name: On which ranks agree; None numbers the calls, which must then have one order.
-        op: Average, Sum, Min, Max or Product; None is Average.
-        process_set: The ranks that take part.
-        prescale_factor: Multiplies the tensor before.
-        postscale_factor: Multiplies the result.
-
-    Returns:
-        A handle for poll() and synchronize().
-
-    Raises:
-        ValueError: What this rank alone can see is wrong: an argument, the tensor's device, dtype
-            or strides, or the name of an operation that is in flight.
-        HorovodInternalError: A rank died or left, or shutdown() was called.
-
-    Example:
-        >>> synchronize(grouped_reducescatter_async([torch.ones(2)]))
-        [tensor([1., 1.])]
-    """
-    chosen = _submit.check_op(op)
-    factors = (prescale_factor, postscale_factor)
-    return _calls.reducescatter(tensors, name, chosen, factors, process_set, is_list=True)
-
-
-def _compressed(
-    compression: CompressorLike, tensors: Sequence[torch.Tensor]
-) -> tuple[list[torch.Tensor], list[Any]]:
-    pairs = [compression.compress(tensor) for tensor in tensors]
-    return [given for given, _ in pairs], [ctx for _, ctx in pairs]
-
-
-def _decompressed(
-    compression: CompressorLike, results: Sequence[torch.Tensor], contexts: list[Any]
-) -> list[torch.Tensor]:
-    return [
-        compression.decompress(result, ctx) for result, ctx in zip(results, contexts, strict=True)
-    ]
