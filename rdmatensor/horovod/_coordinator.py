@@ -31,6 +31,8 @@ class Limits:
 
     fusion_bytes: int = 128 << 20
     lane_bytes: int = 4 << 20  # of a pack of the fast lane
+    bucket_bytes: int = 25 << 20  # of one of gradients, as DistributedDataParallel has them
+    first_bucket_bytes: int = 1 << 20  # so that sums begin early
     stall_s: float = 60.0  # 0: no check
     stall_shutdown_s: float = 1800.0
 
@@ -266,19 +268,24 @@ class Coordinator:
     def _lock(self, set_id: int, found: _Set) -> None:
         packs: list[list[Record]] = []
         last: _Done | None = None
-        size_bytes = 0
+        size_bytes, gradient_packs = 0, 0
         for name, done in found.round_before.items():
             own_bytes = bytes_of(done.signature)
+            limit_bytes = self._limits.lane_bytes
+            if done.is_gradient:
+                first, later = self._limits.first_bucket_bytes, self._limits.bucket_bytes
+                limit_bytes = first if gradient_packs < 2 else later
             is_next = (
                 last is not None
                 and last.waits == done.waits
                 and last.is_gradient == done.is_gradient
                 and _can_share(last.signature, done.signature)
-                and size_bytes + own_bytes <= self._limits.lane_bytes
+                and size_bytes + own_bytes <= limit_bytes
             )
             if not is_next:
                 packs.append([])
                 size_bytes = 0
+                gradient_packs += done.is_gradient
             packs[-1].append({"n": name, "s": done.signature, "g": done.is_gradient})
             size_bytes += own_bytes
             last = done
