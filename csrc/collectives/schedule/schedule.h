@@ -3,9 +3,9 @@
  *
  * A round's local steps run in the order in which they were added, its receives after them, and its
  * sends after those local steps that were added before; calls come last. No step of a round may
- * write what the round sends. Arrivals come in any order; the next round begins when all of them are in. So a buffer
- * that is sent in one round may be written in the next, and a buffer received in one round may be
- * read in the next.
+ * write what the round sends. Arrivals come in any order; the next round begins when all of them
+ * are in. So a buffer that is sent in one round may be written in the next, and a buffer received
+ * in one round may be read in the next.
  *
  * Messages are matched by (collective, source, how many came from there before), never by round:
  * ranks that disagree on the operation then still match in their first message and learn how they

@@ -361,7 +361,7 @@ TEST(a_write_is_over_once_its_target_has_placed_it)
     fake_tcp_pair_close(&p);
 }
 
-/* What lies in the sockets of a quiet lane is delivered before its event was seen. */
+/* A write into the sockets of a quiet lane is delivered before its event was seen. */
 TEST(a_quiet_lane_is_heard_without_an_event)
 {
     struct fake_tcp_pair p = {0};
