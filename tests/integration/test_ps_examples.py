@@ -199,6 +199,8 @@ def test_examples_run(
     assert isinstance(jobs, Jobs)
     if name.endswith("Server.serve"):
         names["w"] = jobs.worker("pair")
+    elif ".Driver." in name:
+        names["driver"] = jobs.driver()
     elif name.endswith(".join"):
         jobs.start(jobs.serve, "folder")
     elif name.endswith(".set_epoch"):
@@ -208,8 +210,6 @@ def test_examples_run(
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
         jobs.run_worker()
-    elif ".Driver." in name:
-        names["driver"] = jobs.driver()
     elif ".KV." in name:
         _put(jobs.worker("own").kv, name)
     EXAMPLES[name].globs |= names
