@@ -67,7 +67,7 @@ def all_reduce(
     if fmt.wire == "exact":
         work: dist.Work | None = dist.all_reduce(tensor, op=op, group=group, async_op=async_op)
         return work
-    return lossy.all_reduce(tensor, fmt, op, residual, group, is_async=async_op)
+    return _ended(lossy.all_reduce(tensor, fmt, op, residual, group, is_async=async_op), async_op)
 
 
 def reduce_scatter(
@@ -116,7 +116,8 @@ def reduce_scatter(
             output, tensor, op=op, group=group, async_op=async_op
         )
         return work
-    return lossy.reduce_scatter(output, tensor, fmt, op, residual, group, is_async=async_op)
+    begun = lossy.reduce_scatter(output, tensor, fmt, op, residual, group, is_async=async_op)
+    return _ended(begun, async_op)
 
 
 def all_gather(
@@ -164,4 +165,13 @@ def all_gather(
             output, tensor, group=group, async_op=async_op
         )
         return work
-    return lossy.all_gather(output, tensor, fmt, residual, group, is_async=async_op)
+    begun = lossy.all_gather(output, tensor, fmt, residual, group, is_async=async_op)
+    return _ended(begun, async_op)
+
+
+def _ended(work: dist.Work | None, is_async: bool) -> dist.Work | None:
+    """Wait for a call that is not asynchronous: it has a work if it takes long, or failed."""
+    if work is None or is_async:
+        return work
+    work.wait()
+    return None

@@ -97,6 +97,7 @@ def sums(rank: int, world: int) -> list[str]:
                     work = compress.all_gather(
                         got, tensor, residual=lost, async_op=step == 1, **options
                     )
+                assert (work is not None) == (step == 1)
                 if work is not None:
                     work.wait()
                 digest = check(f"{kind} {wire} of {count}, step {step}", got, want)
@@ -185,6 +186,19 @@ def disagreement(rank: int, _world: int, *, options: dict[str, Any]) -> str:
     except RuntimeError as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
+
+
+def late(rank: int, _world: int) -> float:
+    """A sum that lasts longer than a call may spin: it is there when the call returns."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    tensor = torch.full((100000,), float(rank + 1))
+    dist.barrier()
+    if rank == 1:
+        time.sleep(0.5)
+    assert compress.all_reduce(tensor, wire="q8") is None
+    found = float(tensor.mean())
+    dist.destroy_process_group()
+    return found
 
 
 def death(rank: int, _world: int) -> dict[str, Any]:

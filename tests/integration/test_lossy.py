@@ -91,6 +91,15 @@ def test_ranks_that_disagree_learn_of_both(
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_call_waits_for_a_rank_that_is_late(tmp_path: Path, transport: str) -> None:
+    found = jobs.results(
+        jobs.run("roles_lossy:late", 2, tmp_path, environment={"RDMATENSOR_TRANSPORT": transport})
+    )
+
+    assert found == [pytest.approx(3.0, rel=0.01)] * 2
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_death_is_an_error_of_the_others(tmp_path: Path, transport: str) -> None:
     ranks = jobs.run(
         "roles_lossy:death", 3, tmp_path, environment={"RDMATENSOR_TRANSPORT": transport}
