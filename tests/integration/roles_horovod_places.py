@@ -140,6 +140,92 @@ def _counted(optimizer: Any) -> dict[str, float]:
     return {"in_place": counts.in_place, "copied": counts.copied, "aside": counts.aside_bytes}
 
 
+class _Pair:
+    """A model that all ranks train, and the same model with the data of all ranks in this one."""
+
+    def __init__(self, seed: int, name: str, passes: int, groups: int | None) -> None:
+        self.model, self.alone = Net(), Net()
+        for one in (self.model, self.alone):
+            torch.manual_seed(seed)
+            one.tail = torch.nn.Linear(128, 3)  # small, with a bias
+        self.passes = passes
+        named = [(f"{name}.{label}", one) for label, one in self.model.named_parameters()]
+        sgd = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.optimizer = hvd.DistributedOptimizer(
+            sgd, named, backward_passes_per_step=passes, groups=groups
+        )
+        self.local = torch.optim.SGD(self.alone.parameters(), lr=0.1)
+        self.kept: list[torch.Tensor] = []
+
+    def step(self, rng: random.Random, own: random.Random, rank: int, world: int) -> None:
+        """Take a step; ranks leave out other heads, and keep gradients at random."""
+        self.local.zero_grad()
+        given = [_uses(rng, world) for _ in range(self.passes)]
+        kind = own.randrange(3)
+        if kind == 0:
+            self.model.zero_grad()
+        else:
+            self.optimizer.zero_grad(set_to_none=kind == 1)
+        for used in given:
+            data, heads = used[rank]
+            _loss(self.model, data, heads).backward()
+            for data, heads in used:
+                (_loss(self.alone, data, heads) / world).backward()
+        if own.random() < 0.3:
+            self.optimizer.synchronize()
+            with self.optimizer.skip_synchronize():
+                self.optimizer.step()
+        else:
+            self.optimizer.step()
+        self.kept = (
+            self.kept if own.random() < 0.7 else [one.grad for one in self.model.parameters()]
+        )
+        for one in self.alone.parameters():
+            one.grad = torch.zeros_like(one) if one.grad is None else one.grad
+        self.local.step()
+
+    def far(self) -> float:
+        """Return how far the models are from each other."""
+        pairs = zip(self.model.parameters(), self.alone.parameters(), strict=True)
+        return max(float((one - two).abs().max().detach()) for one, two in pairs)
+
+
+def _uses(rng: random.Random, world: int) -> list[tuple[torch.Tensor, list[str]]]:
+    """Return each rank's data, and the heads that it uses: mostly all."""
+    found = []
+    for _ in range(world):
+        heads = ["left", "right", "tail"]
+        if rng.random() < 0.1:
+            heads.remove(rng.choice(heads))
+        data = torch.randn(2, 128, generator=torch.Generator().manual_seed(rng.randrange(1 << 30)))
+        found.append((data, heads))
+    return found
+
+
+def _loss(model: Any, data: torch.Tensor, heads: list[str]) -> torch.Tensor:
+    body = model.body(data)
+    return torch.stack([getattr(model, head)(body).square().mean() for head in heads]).sum()
+
+
+def random_steps(rank: int, world: int, first: int, count: int) -> list[float]:
+    """Train two models at once by random programs; how far they are from all data in one."""
+    hvd.init()
+    found = []
+    for seed in range(first, first + count):
+        rng, own = random.Random(f"all {seed}"), random.Random(f"one {seed} {rank}")
+        pairs = [
+            _Pair(seed, f"{seed}.{i}", rng.choice((1, 1, 2)), rng.choice((None, None, 2)))
+            for i in range(2)
+        ]
+        for step in range(rng.randrange(6, 16)):
+            for pair in pairs if rng.random() < 0.7 else pairs[:1]:
+                pair.step(rng, own, rank, world)
+            if rng.random() < 0.1:
+                hvd.allreduce(torch.ones(1), name=f"{seed}.accuracy.{step}")
+        found.append(max(pair.far() for pair in pairs))
+    return found
+
+
 def transport(rank: int, _world: int) -> dict[str, Any]:
     """What the transport copies in steps that repeat, and what describe() tells."""
     hvd.init()

@@ -36,6 +36,25 @@ def test_steps_that_repeat_copy_nothing(tmp_path: Path) -> None:
         assert found["adopted"] == ["gradients of DistributedOptimizer"]
 
 
+@pytest.mark.parametrize(
+    ("first", "world", "count"),
+    [(0, 2, 3), (100, 3, 3), pytest.param(200, 4, 20, marks=pytest.mark.slow)],
+)
+def test_random_steps(
+    first: int, world: int, count: int, path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    ranks = jobs.run(
+        *("roles_horovod_places:random_steps", world, tmp_path),
+        environment=path_forced,
+        timeout_s=60.0,
+        first=first,
+        count=count,
+    )
+    for found in jobs.results(ranks):
+        assert len(found) == count
+        assert max(found) < 1e-4, found
+
+
 def test_a_gradient_that_is_written_while_it_is_summed_is_an_error(tmp_path: Path) -> None:
     ranks = jobs.run("roles_horovod_places:written_meanwhile", 2, tmp_path)
     for words in jobs.results(ranks):
