@@ -94,7 +94,7 @@ def op_of(op: int | None, average: bool | None) -> int:
         if op is not None:
             raise ValueError("op supersedes average: give only one of them")
         warnings.warn(
-            "Parameter `average` has been replaced with `op`", DeprecationWarning, stacklevel=3
+            "Parameter `average` has been replaced with `op`", DeprecationWarning, stacklevel=4
         )
         return AVERAGE if average else SUM
     if op is None:
