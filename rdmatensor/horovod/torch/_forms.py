@@ -29,7 +29,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """A row of the table: how it is submitted, and what autograd does of it."""
+    """A row for an operation that computes: how it is submitted, and what autograd does of it."""
 
     submit: Callable[..., int]
     function: type[torch.autograd.Function]
@@ -64,12 +64,39 @@ class Reduction:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A row for an operation that does not compute; both functions have the same arguments."""
+
+    start: Callable[..., int]
+    function: type[torch.autograd.Function]
+
+    def run(self, *arguments: object) -> Any:  # noqa: ANN401 - a tensor or several
+        """Move tensors, and wait; differentiable."""
+        tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
+        if _gradients.is_needed(*tensors):
+            return _gradients.applied(self.function, *arguments)
+        return synchronize(self.start(*arguments))
+
+
+def _gather(name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> int:
+    return _calls.allgather(tensors, name, process_set, is_list=True)
+
+
+def _copy(tensor: torch.Tensor, root: int, name: str | None, process_set: ProcessSet) -> int:
+    output = torch.empty_like(tensor, requires_grad=False)
+    return _calls.broadcast(tensor, output, root, name, process_set)
+
+
 def _to_new(tensors: Tensors, *arguments: Any, is_list: bool) -> int:  # noqa: ANN401
     return _calls.allreduce(tensors, None, *arguments, is_list=is_list)
 
 
 ALLREDUCE = Reduction(_to_new, _gradients.Allreduce)
 REDUCESCATTER = Reduction(_calls.reducescatter, _gradients.Reducescatter)
+ALLGATHER = Move(_gather, _gradients.Allgather)
+BROADCAST = Move(_copy, _gradients.Broadcast)
+ALLTOALL = Move(_calls.alltoall, _gradients.Alltoall)
 
 
 def of_allreduce(

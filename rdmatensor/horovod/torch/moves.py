@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from rdmatensor.horovod.process_sets import ProcessSet, global_process_set
-from rdmatensor.horovod.torch import _calls, _gradients
+from rdmatensor.horovod.torch import _calls, _forms
 from rdmatensor.horovod.torch.handles import synchronize
 
 
@@ -36,10 +36,8 @@ def allgather(
         >>> allgather(torch.ones(2))
         tensor([1., 1.])
     """
-    if _gradients.is_needed(tensor):
-        (gathered,) = _gradients.applied(_gradients.Allgather, name, process_set, tensor)
-        return gathered  # type: ignore[no-any-return]
-    return synchronize(_calls.allgather([tensor], name, process_set))  # type: ignore[no-any-return]
+    (gathered,) = _forms.ALLGATHER.run(name, process_set, tensor)
+    return gathered  # type: ignore[no-any-return]
 
 
 def allgather_async(
@@ -93,9 +91,7 @@ def grouped_allgather(
         >>> grouped_allgather([torch.ones(2)])
         [tensor([1., 1.])]
     """
-    if _gradients.is_needed(*tensors):
-        return list(_gradients.applied(_gradients.Allgather, name, process_set, *tensors))
-    return list(synchronize(_calls.allgather(tensors, name, process_set, is_list=True)))
+    return list(_forms.ALLGATHER.run(name, process_set, *tensors))
 
 
 def grouped_allgather_async(
@@ -122,7 +118,7 @@ def grouped_allgather_async(
         >>> synchronize(grouped_allgather_async([torch.ones(2)]))
         [tensor([1., 1.])]
     """
-    return _calls.allgather(tensors, name, process_set, is_list=True)
+    return _forms.ALLGATHER.start(name, process_set, *tensors)
 
 
 def broadcast(
@@ -151,12 +147,7 @@ def broadcast(
         >>> broadcast(torch.ones(2), 0)
         tensor([1., 1.])
     """
-    if _gradients.is_needed(tensor):
-        sent = _gradients.applied(_gradients.Broadcast, tensor, root_rank, name, process_set)
-    else:
-        output = torch.empty_like(tensor, requires_grad=False)
-        sent = synchronize(_calls.broadcast(tensor, output, root_rank, name, process_set))
-    return sent  # type: ignore[no-any-return]
+    return _forms.BROADCAST.run(tensor, root_rank, name, process_set)  # type: ignore[no-any-return]
 
 
 def broadcast_async(
@@ -185,8 +176,7 @@ def broadcast_async(
         >>> synchronize(broadcast_async(torch.ones(2), 0))
         tensor([1., 1.])
     """
-    output = torch.empty_like(tensor, requires_grad=False)
-    return _calls.broadcast(tensor, output, root_rank, name, process_set)
+    return _forms.BROADCAST.start(tensor, root_rank, name, process_set)
 
 
 def broadcast_(
@@ -275,12 +265,7 @@ def alltoall(
         >>> alltoall(torch.ones(2), splits=[2])
         (tensor([1., 1.]), tensor([2], dtype=torch.int32))
     """
-    if _gradients.is_needed(tensor):
-        output, received = _gradients.applied(
-            _gradients.Alltoall, tensor, splits, name, process_set
-        )
-    else:
-        output, received = synchronize(_calls.alltoall(tensor, splits, name, process_set))
+    output, received = _forms.ALLTOALL.run(tensor, splits, name, process_set)
     return output if splits is None else (output, received)
 
 
@@ -310,4 +295,4 @@ def alltoall_async(
         >>> synchronize(alltoall_async(torch.ones(2)))
         (tensor([1., 1.]), tensor([2], dtype=torch.int32))
     """
-    return _calls.alltoall(tensor, splits, name, process_set)
+    return _forms.ALLTOALL.start(tensor, splits, name, process_set)
