@@ -24,6 +24,7 @@ import torch
 from rdmatensor import Context, FileStore, Settings, errors, ps
 from rdmatensor.ps import launch
 from rdmatensor.ps.driving import take_part
+from rdmatensor.ps.places import launched as launched_once
 
 OF_A_CHECKPOINT = ("checkpoint", "saving")  # which a larger job has saved before
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -151,7 +152,9 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
     launched = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     for variable, value in {**launched, "RDMATENSOR_SECRET": "examples"}.items():
         monkeypatch.setenv(variable, value)
+    launched_once.cache_clear()  # an example before may have had another rank
     with ExitStack() as stack:
+        stack.callback(launched_once.cache_clear)
         made = Jobs(tmp_path, stack)
         made.start(made.serve, "own")
         other = made.start(made.join, "pair", 1)
