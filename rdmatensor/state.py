@@ -402,6 +402,7 @@ class PsTableState(_PsTableState, total=False):
 class _PsServerState(TypedDict):
     job: str
     server: int
+    replica: Literal["none", "primary", "backup"]
     pid: int
     mode: str
     requests: int
@@ -433,19 +434,21 @@ class _PsServerState(TypedDict):
 class PsServerState(_PsServerState, total=False):
     """The live state of a server.
 
-    job: its name; server: its number; pid: of its process; mode: of the clocks. requests: that have
-    come; replays: of these, carried out before; refused: answered with an error; queued: not begun;
-    switches: of a backup, workers that read from it;
-    pushed_rows, pulled_rows: by requests; applied_rows: changed by a rule; ticks: ends of steps;
-    rounds: steps of all workers in "sync"; rows_bytes, state_bytes: of values and of their rules'
-    state; staged_bytes: pushed and not applied; apply_s: time spent in applying; workers_in,
-    workers_dead: how many. staleness: at i, ends of steps between two of which i of other workers
-    were applied; the last counts all larger ones. workers: each; held_by: those that others wait
-    for. tables: by name. kv: how many named tensors, and their bytes.
+    job: its name; server: its number, of a backup that of its server; replica: "none" without
+    replicas; pid: of its process; mode: of the clocks. switches: of a backup, workers that read
+    from it; requests: that have come; replays: of these, carried out before; refused: answered
+    with an error; queued: not begun; pushed_rows, pulled_rows: by requests; applied_rows: changed
+    by a rule; ticks: ends of steps; rounds: steps of all workers in "sync"; rows_bytes,
+    state_bytes: of values and of their rules' state; staged_bytes: pushed and not applied;
+    apply_s: time spent in applying; workers_in, workers_dead: how many. staleness: at i, ends of
+    steps between two of which i of other workers were applied; the last counts all larger ones.
+    workers: each; held_by: those that others wait for. tables: by name. kv: how many named
+    tensors, and their bytes.
     checkpoint: the last one, or None; restored_bytes: read from one. counters: as Counters. Of a
-    cluster also role, rank, context.
+    cluster also role, rank, context, and backup: the backup of another server in this process.
     """
 
+    backup: PsServerState
     role: str
     rank: int
     context: ContextState
@@ -455,6 +458,8 @@ class _PsWorkerState(TypedDict):
     clock: int
     mapped: list[bool]
     tables: list[str]
+    lost: list[str]
+    backup_wait_s: float
     servers: list[PsServerState]
 
 
@@ -462,7 +467,9 @@ class PsWorkerState(_PsWorkerState, total=False):
     """The live state of a worker.
 
     clock: its steps; mapped: for each server, whether its rows are read in mapped memory; tables:
-    their names; servers: each. Of a cluster also role, rank, context.
+    their names; lost: replicas that have died, such as "server 0" or "backup of server 1";
+    backup_wait_s: in which ends of steps have waited for backups alone; servers: each, or its
+    backup once it is lost. Of a cluster also role, rank, context.
     """
 
     role: str

@@ -12,12 +12,19 @@ from rdmatensor.state import PsPart, PsServerState
 def text_of_servers(reports: Sequence[Mapping[str, object]]) -> list[str]:
     """Return some lines for each report of a server, in the order of jobs and servers."""
     lines: list[str] = []
-    for report in sorted(reports, key=lambda one: (str(one.get("job")), str(one.get("server")))):
+    states = [cast("PsServerState", one) for one in reports if "error" not in one]
+    primaries = {(one["job"], one["server"]): one for one in states if one["replica"] != "backup"}
+    for report in sorted(reports, key=_order):
         if "error" in report:
             lines.append(f"process {report['pid']}: {report['error']}")
         else:
-            lines += _server(cast("PsServerState", report))
+            state = cast("PsServerState", report)
+            lines += [*_server(state), *_lag(state, primaries)]
     return lines
+
+
+def _order(report: Mapping[str, object]) -> tuple[str, str, str]:
+    return str(report.get("job")), str(report.get("server")), str(report.get("replica"))[::-1]
 
 
 def _server(state: PsServerState) -> list[str]:
@@ -25,7 +32,7 @@ def _server(state: PsServerState) -> list[str]:
         f"{name} ({table['rows']} x {table['dim']})" for name, table in state["tables"].items()
     )
     return [
-        f"job {state['job']}, server {state['server']}, process {state['pid']}: {state['mode']}",
+        f"job {state['job']}, {_name(state)}, process {state['pid']}: {state['mode']}",
         f"  tables: {tables or 'none'}",
         f"  values {size_text(state['rows_bytes'])}, state {size_text(state['state_bytes'])}, "
         f"pushed and not applied {size_text(state['staged_bytes'])}",
@@ -35,6 +42,21 @@ def _server(state: PsServerState) -> list[str]:
         *(f"  {_worker(one)}" for one in state["workers"]),
         *_holders(state),
     ]
+
+
+def _name(state: PsServerState) -> str:
+    if state["replica"] != "backup":
+        return f"server {state['server']}"
+    readers = f", which {state['switches']} workers read from" if state["switches"] else ""
+    return f"backup of server {state['server']}{readers}"
+
+
+def _lag(state: PsServerState, primaries: Mapping[tuple[str, int], PsServerState]) -> list[str]:
+    primary = primaries.get((state["job"], state["server"]))
+    if state["replica"] != "backup" or primary is None:
+        return []
+    behind = max(0, primary["ticks"] - state["ticks"])
+    return [f"  {behind} ends of steps behind its server"]
 
 
 def _worker(one: PsPart) -> str:

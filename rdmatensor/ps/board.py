@@ -10,6 +10,7 @@ from typing import Any
 from rdmatensor.bootstrap import World
 from rdmatensor.store import Store
 
+LOST = "lost"  # the note of servers that died, and whose other replicas go on
 _LIMIT_S = 0.2
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -47,6 +50,8 @@ class Cluster:
         self.worker: Worker | None = None
         self.server: Server | None = None
         self._board = Board(world)
+        self._backup: Cluster | None = None
+        self._context: Context | None = None  # to be closed with the cluster
         peers = range(shape.workers, world.size) if self.role == "worker" else range(shape.workers)
         try:
             endpoints = [world.endpoint(peer) for peer in peers]
@@ -65,6 +70,13 @@ class Cluster:
         except BaseException as error:
             self._end(error)
             raise
+
+    def _host(self, backup: Cluster) -> None:
+        """Have the server's process hold the backup of another server."""
+        assert self.server is not None
+        assert backup.server is not None
+        self._backup = backup
+        self.server._host(backup.server)
 
     def _key(self, rank: int) -> str:
         return f"{self._world._prefix}/ps/{rank}"
@@ -118,6 +130,8 @@ class Cluster:
         """
         one = self.worker if self.worker is not None else self.server
         state: dict[str, object] = {} if one is None else {**one.describe()}
+        if self._backup is not None and self._backup.server is not None:
+            state["backup"] = self._backup.server.describe()
         return {**state, "role": self.role, "rank": self.rank, "context": self._world.describe()}
 
     def close(self) -> None:
@@ -134,6 +148,10 @@ class Cluster:
             if one is not None:
                 one.close()
         self._world._end(error)
+        if self._backup is not None:
+            self._backup._end(error)
+        if self._context is not None:
+            self._context.close()
 
     def __enter__(self: Own) -> Own:
         return self
@@ -161,7 +179,9 @@ def join(
     slots: int = SLOTS,
     slot_bytes: int = SLOT_BYTES,
     restore: str | os.PathLike[str] | None = None,
+    replicas: int = 0,
 ) -> Cluster:
+    # over budget: each is a keyword of its own, which all ranks give
     """Join a cluster as one of its ranks: the first are workers, the last `servers` are servers.
 
     All ranks give the same arguments.
@@ -180,6 +200,9 @@ def join(
         slot_bytes: Payload of a request, a multiple of 64; larger pushes and pulls are cut.
         restore: Folder of a checkpoint to begin with, which all servers can read; it may be of
             another number of servers.
+        replicas: 1: each server's rows, models and named tensors are also on the next server, its
+            backup, with which workers go on if the server dies. Takes twice the memory and, for
+            pushes, twice the bytes; at least 2 servers.
 
     Returns:
         The cluster.
@@ -195,9 +218,53 @@ def join(
         <Worker 0 of 1>
         >>> cluster.close()
     """
-    shape = _shape(size, servers, mode, on_worker_death, slots, slot_bytes, restore)
-    world = join_world(store, rank, size, job=job, context=context, timeout_s=timeout_s)
-    return Cluster(world, shape)
+    shape = _shape(size, servers, mode, on_worker_death, slots, slot_bytes, restore, replicas)
+    if shape.replicas and not 0 <= whole(rank, "join", "rank") < size:
+        raise invalid("join", f"rank={rank} is not from 0 to {size - 1}")
+    if not shape.replicas or rank < shape.workers:
+        world = join_world(store, rank, shape.ranks, job=job, context=context, timeout_s=timeout_s)
+        return Cluster(world, shape)
+    return _join_twice(store, rank, shape, job, context, timeout_s)
+
+
+def _join_twice(
+    store: Store,
+    rank: int,
+    shape: Shape,
+    job: str,
+    context: Context | None,
+    timeout_s: float | None,
+) -> Cluster:
+    """Join as a server, and at the same time as the backup of another one."""
+
+    def play(rank: int, own: Context | None) -> Cluster:
+        world = join_world(store, rank, shape.ranks, job=job, context=own, timeout_s=timeout_s)
+        return Cluster(world, shape)
+
+    # A context has one connection to each peer: the backup has a context of its own.
+    with contextlib.ExitStack() as stack:
+        other = stack.enter_context(Context(None if context is None else context.settings))
+        with ThreadPoolExecutor(1, "rdmatensor backup") as pool:
+            coming = pool.submit(play, shape.backup_of(rank), other)
+            try:
+                cluster = play(rank, context)
+            except BaseException as error:
+                coming.add_done_callback(partial(_end_backup, error))
+                raise
+        try:
+            cluster._host(coming.result())
+        except BaseException as error:
+            cluster._end(error)
+            raise
+        stack.pop_all()
+        cluster._context = other
+    return cluster
+
+
+def _end_backup(error: BaseException, joined: Future[Cluster]) -> None:
+    """End the backup of a server that did not join."""
+    if joined.exception() is None:
+        joined.result()._end(error)
 
 
 def _shape(
@@ -208,6 +275,7 @@ def _shape(
     slots: int,
     slot_bytes: int,
     restore: str | os.PathLike[str] | None,
+    replicas: int,
 ) -> Shape:
     size, servers = whole(size, "join", "size"), whole(servers, "join", "servers")
     if not 1 <= servers < size:
@@ -215,6 +283,10 @@ def _shape(
     if on_worker_death not in ("stop", "continue"):
         raise invalid("join", f"on_worker_death={on_worker_death!r} is not 'stop' or 'continue'")
     codes_of(mode)
+    if whole_in(replicas, 1, "join", "replicas") >= servers:
+        raise invalid(
+            "join", f"replicas={replicas} of servers={servers}: a backup is on another one"
+        )
     return Shape(
         workers=size - servers,
         servers=servers,
@@ -223,4 +295,5 @@ def _shape(
         slot_bytes=whole_in(slot_bytes, 1 << 26, "join", "slot_bytes"),
         goes_on=on_worker_death == "continue",
         restore=None if restore is None else str(Path(restore).absolute()),
+        replicas=replicas,
     )

@@ -17,6 +17,7 @@ from rdmatensor.errors import ClosedError, TransferTimeoutError
 from rdmatensor.ps.calls import Kind, flag, number, region
 from rdmatensor.ps.kv import KV
 from rdmatensor.ps.rules import Rule
+from rdmatensor.ps.spec import Shape
 
 SPLIT_BYTES = 4 << 20
 _FLOAT_BYTES = 4
@@ -26,10 +27,12 @@ Post = Callable[[str, Callable[[CData, CData], int]], None]
 
 
 class Ask(Protocol):
-    """Asks the program that runs a server; Worker._call()."""
+    """Asks the program that runs one replica of a server; Worker._ask_replica()."""
 
-    def __call__(self, server: int, request: dict[str, object], **kinds: Kind) -> dict[str, Any]:
-        """Return the answer."""
+    def __call__(
+        self, connection: int, request: dict[str, object], **kinds: Kind
+    ) -> dict[str, Any] | None:
+        """Return the answer; None: that one is lost, and the worker goes on without it."""
 
 
 class _Hooked(Protocol):
@@ -318,44 +321,53 @@ class Dense:
                     one.copy_(kv.get(f"{name}/{key}", wait=timeout_s))
 
     def _attach(
-        self, ask: Ask, servers: int, rank: int, rule: Rule, name: str, timeout_s: float
+        self, ask: Ask, shape: Shape, rank: int, rule: Rule, name: str, timeout_s: float
     ) -> None:
         """Make the model on the servers, and exchange first values; Worker.dense() calls this."""
+        servers, connections = shape.servers, range(shape.connections)
         starts = [
             min(self.floats, self._split * round(self.floats * server / (servers * self._split)))
             for server in range(servers)
         ] + [self.floats]
         spec = self._spec()
-        ids, slots = ffi.new("uint32_t[]", servers), ffi.new("struct rdt_remote_region[]", servers)
-        for server in range(servers):
+        ids = ffi.new("uint32_t[]", shape.connections)
+        slots = ffi.new("struct rdt_remote_region[]", shape.connections)
+        for one in connections:
+            server = one % servers
             count = starts[server + 1] - starts[server]
-            answer = ask(server, {
+            answer = ask(one, {
                 "call": "dense", "name": name, "rule": rule._spec(), "count": count,
                 "params_off": starts[server], "params": self.region.encode().hex(),
                 "model": spec,
             }, id=number, slot=region)  # fmt: skip
-            ids[server] = answer["id"]
-            slots[server] = answer["slot"]._c_struct[0]
+            if answer is not None:
+                ids[one] = answer["id"]
+                slots[one] = answer["slot"]._c_struct[0]
         self._number = self._add(starts, ids, slots)
         if rank == 0:
             self._gradients.copy_(self._values)
             for piece in range(self.pieces):
                 self._push(piece)
+        self._await_first(ask, connections, name, timeout_s)
+        if rank == 0:
+            for request in self._parameters(name):
+                for one in connections[::servers]:
+                    ask(one, request)
+        self.zero()
+        self._own = []
+        _ignore_in_ddp(self._model, self._names, [])
+
+    def _await_first(self, ask: Ask, connections: range, name: str, timeout_s: float) -> None:
+        """Wait until the servers have sent the first values."""
         deadline_s = time.monotonic() + timeout_s
-        for server in range(servers):
-            request: dict[str, object] = {"call": "first values", "name": name}
-            while not ask(server, request, is_ready=flag)["is_ready"]:
+        request: dict[str, object] = {"call": "first values", "name": name}
+        for one in connections:
+            while (answer := ask(one, request, is_ready=flag)) and not answer["is_ready"]:
                 if time.monotonic() >= deadline_s:
                     raise TransferTimeoutError(
                         "RDT_ETIMEDOUT", "dense", f"worker 0 has not made {name!r} in time"
                     )
                 time.sleep(_POLL_S)
-        if rank == 0:
-            for request in self._parameters(name):
-                ask(0, request)
-        self.zero()
-        self._own = []
-        _ignore_in_ddp(self._model, self._names, [])
 
     def _parameters(self, name: str) -> Iterator[dict[str, object]]:
         """Yield requests, each within a slot, with names and shapes for a checkpoint."""

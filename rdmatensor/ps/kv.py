@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import torch
 
 from rdmatensor._native.arguments import U64_MAX, invalid, timeout_s_of, whole_in
-from rdmatensor.errors import ProtocolError, TransferTimeoutError
+from rdmatensor.errors import CanceledError, PeerError, ProtocolError, TransferTimeoutError
 from rdmatensor.ps.calls import Kind, flag
+from rdmatensor.ps.replicas import Replicas
 from rdmatensor.ps.values import (
+    BYTES_MAX,
     DTYPES,
     HEAD_BYTES,
     NAME_BYTES,
@@ -23,7 +27,9 @@ from rdmatensor.ps.values import (
     value_of,
 )
 
-Ask = Callable[..., dict[str, Any]]  # Worker._call
+Ask = Callable[..., dict[str, Any]]  # Worker._call: of a connection
+
+T = TypeVar("T")
 
 _POLL_FIRST_S, _POLL_MOST_S = 0.0005, 0.02
 
@@ -39,10 +45,13 @@ class KV:
         Any thread; operations of one worker run one after the other.
     """
 
+    _replicas: Replicas  # the worker sets it
+
     def __init__(self, ask: Ask, servers: int, slot_bytes: int, timeout_s: float) -> None:
         self._ask, self._servers, self._timeout_s = ask, servers, timeout_s
         self._part = slot_bytes - HEAD_BYTES
         self._sequence = 0
+        self._lock = threading.Lock()  # of an operation of several requests
 
     def put(self, name: str, value: torch.Tensor) -> int:
         """Store a tensor under a name, in place of the one that is there.
@@ -188,8 +197,8 @@ class KV:
             >>> w.kv.delete("mean")
             True
         """
-        request = {"op": "delete", "name": name, "sequence": self._next()}
-        return bool(self._at(name, request, existed=flag)["existed"])
+        request: dict[str, object] = {"op": "delete", "name": name, "sequence": self._next()}
+        return bool(self._carry_out(name, [request], existed=flag)["existed"])
 
     def names(self) -> list[str]:
         """Return the names that exist.
@@ -208,23 +217,118 @@ class KV:
         for server in range(self._servers):
             after: object = ""
             while after is not None:
-                request = {"call": "kv", "op": "names", "after": after}
-                answer = self._ask(server, request, names=_names, after=_after)
+                answer = self._first(self._replicas.of(server), partial(self._names_after, after))
                 found.extend(answer["names"])
                 if answer["after"] is not None and not answer["names"]:
                     raise ProtocolError("RDT_EPROTO", "names", f"server {server} sent no names")
                 after = answer["after"]
         return sorted(found)
 
+    def _names_after(self, after: object, replica: int) -> dict[str, Any] | None:
+        request = {"op": "names", "after": after}
+        return self._ask_replica(replica, request, names=_names, after=_after)
+
     def _next(self) -> int:
         self._sequence += 1
         return self._sequence
 
-    def _at(self, name: object, request: dict[str, object], **kinds: Kind) -> dict[str, Any]:
+    def _server(self, name: object) -> int:
         if not isinstance(name, str) or not name.isprintable() or not 0 < _len(name) <= NAME_BYTES:
             raise invalid("kv", f"name={name!r} is not a printable text of 1 to {NAME_BYTES} B")
-        server = server_of(name, self._servers)
-        return self._ask(server, {"call": "kv", **request}, **kinds)
+        return server_of(name, self._servers)
+
+    def _replicas_of(self, name: object) -> list[int]:
+        """Return the connections to the server that a name is on, and to its backup."""
+        return self._replicas.of(self._server(name))
+
+    def _first(self, replicas: list[int], ask: Callable[[int], T | None]) -> T:
+        """Return what the first replica says that is not lost."""
+        for replica in replicas:
+            if (found := ask(replica)) is not None:
+                return found
+        raise PeerError("RDT_EPEER", "kv", f"server {replicas[0]} and its backup are lost")
+
+    def _ask_replica(
+        self, replica: int, request: dict[str, object], **kinds: Kind
+    ) -> dict[str, Any] | None:
+        """Ask one replica; None if it is lost, and the worker goes on without it."""
+        try:
+            return self._ask(replica, {"call": "kv", **request}, **kinds)
+        except CanceledError:
+            if self._replicas.is_lost(replica):
+                return None
+            raise
+
+    def _carry_out(
+        self, name: object, requests: list[dict[str, object]], **kinds: Kind
+    ) -> dict[str, Any]:
+        """Have a change carried out; the last request has the answer.
+
+        With replicas the backup then gets what the primary has. If the primary is lost before, the
+        backup carries the change out, or answers as the primary did if it has got it.
+        """
+        primary, *backups = self._replicas_of(name)
+
+        def ask(replica: int) -> dict[str, Any] | None:
+            answer = self._send(replica, requests, **kinds)
+            for backup in backups if answer is not None and replica == primary else ():
+                if not self._copy(name, primary, backup):
+                    return None
+            return answer
+
+        with self._lock:
+            return self._first([primary, *backups], ask)
+
+    def _send(
+        self, replica: int, requests: Iterable[dict[str, object]], **kinds: Kind
+    ) -> dict[str, Any] | None:
+        """Send requests to a replica; return the last answer, or None if it is lost."""
+        *parts, last = requests
+        for request in parts:
+            if self._ask_replica(replica, request) is None:
+                return None
+        return self._ask_replica(replica, last, **kinds)
+
+    def _copy(self, name: object, primary: int, backup: int) -> bool:
+        """Bring a name to the backup; False: the primary was lost before it was read."""
+        head = self._whole(primary, {"op": "copy", "name": name}, total=_whole_number)
+        if head is None:
+            return False
+        common = {"name": name, "sequence": head["version"], "bytes": head["total"]}
+        take = {key: head[key] for key in ("version", "dtype", "shape", "size")}
+        self._send(backup, self._parts(head["data"], "take part", {"op": "take", **take}, common))
+        return True  # also if the backup is lost
+
+    def _whole(
+        self, replica: int, request: dict[str, object], **kinds: Kind
+    ) -> dict[str, Any] | None:
+        """Ask for a value, and for the rest of its bytes; None if the replica is lost."""
+        answer = self._send(replica, [request], **kinds)
+        if answer is None:
+            return None
+        data = bytearray(answer.get("data", b""))
+        while len(data) < answer["total"]:
+            more = {"op": "more", "version": answer["version"], "offset": len(data)}
+            some = self._send(replica, [more], data=_some)
+            if some is None:
+                return None
+            data += some["data"]
+        return {**answer, "data": data}
+
+    def _parts(
+        self,
+        data: bytes | bytearray | memoryview,
+        op: str,
+        last: dict[str, object],
+        common: dict[str, object],
+    ) -> list[dict[str, object]]:
+        """Return requests that send bytes; the last one carries out what they are for."""
+        end = max(0, (len(data) - 1) // self._part) * self._part
+        parts: list[dict[str, object]] = [
+            {"op": op, "offset": offset, "data": data[offset : offset + self._part], **common}
+            for offset in range(0, end, self._part)
+        ]
+        return [*parts, {**last, "offset": end, "data": data[end:], **common}]
 
     def _change(
         self, op: str, name: str, value: torch.Tensor, version: int | None = None
@@ -237,41 +341,31 @@ class KV:
             raise invalid(op, f"value is {value.layout} on {value.device}, not dense on the CPU")
         if value.dim() > NDIM_MAX:
             raise invalid(op, f"value has {value.dim()} dims: at most {NDIM_MAX}")
-        data, sequence = bytes_of(value), self._next()
-        common = {"name": name, "sequence": sequence, "bytes": len(data)}
-        last = max(0, (len(data) - 1) // self._part) * self._part
-        for offset in range(0, last, self._part):
-            part = data[offset : offset + self._part]
-            self._at(name, {"op": "part", "offset": offset, "data": part, **common})
-        answer = self._at(
-            name,
-            {
-                "op": op,
-                "dtype": DTYPES.inverse[value.dtype],
-                "shape": list(value.shape),
-                "version": version,
-                "offset": last,
-                "data": data[last:],
-                **common,
-            },
-            version=_version,
-        )
-        found: int | None = answer["version"]
+        data = bytes_of(value)
+        common: dict[str, object] = {"name": name, "sequence": self._next(), "bytes": len(data)}
+        last: dict[str, object] = {
+            "op": op,
+            "dtype": DTYPES.inverse[value.dtype],
+            "shape": list(value.shape),
+            "version": version,
+        }
+        requests = self._parts(data, "part", last, common)
+        found: int | None = self._carry_out(name, requests, version=_version)["version"]
         return found
 
     def _read(self, name: str) -> tuple[torch.Tensor, int] | None:
-        answer = self._at(
-            name, {"op": "get", "name": name}, version=_version, dtype=_dtype, shape=_shape
-        )
+        request: dict[str, object] = {"op": "get", "name": name}
+        kinds: dict[str, Kind] = {"version": _version, "dtype": _dtype, "shape": _shape}
+        with self._lock:
+            answer = self._first(
+                self._replicas_of(name),
+                lambda one: self._whole(one, request, total=_whole_number, **kinds),
+            )
         version, dtype, shape = answer["version"], answer["dtype"], answer["shape"]
         if version is None:
             return None
-        total = math.prod(shape) * DTYPES[dtype].itemsize
-        data = bytearray(answer.get("data", b""))
-        while len(data) < total:
-            request = {"op": "more", "name": name, "version": version, "offset": len(data)}
-            data += self._at(name, request, data=_some)["data"]
-        if len(data) > total:
+        total, data = math.prod(shape) * DTYPES[dtype].itemsize, answer["data"]
+        if len(data) != total:
             detail = f"the server of {name!r} sent {len(data)} B of {total} B"
             raise ProtocolError("RDT_EPROTO", "get", detail)
         return value_of(dtype, shape, data), version
@@ -280,6 +374,12 @@ class KV:
 def _version(value: object) -> int | None:
     if value is not None and (type(value) is not int or not 0 < value <= U64_MAX):
         raise ValueError("no version")
+    return value
+
+
+def _whole_number(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= 2 * BYTES_MAX:
+        raise ValueError("no number of bytes")
     return value
 
 

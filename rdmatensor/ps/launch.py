@@ -32,6 +32,7 @@ def run(
     context: Context | None = None,
     timeout_s: float | None = None,
     restore: str | os.PathLike[str] | None = None,
+    replicas: int = 0,
 ) -> None:
     """Run main(worker) on the workers, and the servers on the last ranks; under a launcher.
 
@@ -49,6 +50,7 @@ def run(
         context: As for join(); a colocated server opens one of its own.
         timeout_s: As for join().
         restore: As for join().
+        replicas: As for join().
 
     Raises:
         InvalidArgumentError: As join(); the launcher's variables are wrong, or have another number
@@ -78,6 +80,7 @@ def run(
             context=own,
             timeout_s=timeout_s,
             restore=restore,
+            replicas=replicas,
         ) as cluster:
             store.set(list(keys)[rank], "")
             if cluster.worker is not None:

@@ -11,7 +11,7 @@ from rdmatensor._native.ffi import CData, check, ffi, lib, new_error
 from rdmatensor.context import Context
 from rdmatensor.metrics import Sample
 from rdmatensor.ps.modes import name_of
-from rdmatensor.ps.spec import Shape
+from rdmatensor.ps.spec import Shape, TableSpec
 from rdmatensor.state import PsPart, PsServerState
 
 _PARTS = ("absent", "in", "parked", "left", "dead")  # as RDT_PS_PART_*
@@ -106,14 +106,39 @@ def state_of(
     return cast("PsServerState", state)
 
 
-def samples_of(server: CData, index: int) -> list[Sample]:
+def table_state(server: CData, spec: TableSpec, number: object) -> dict[str, object]:
+    """Return what a table is, and how full one of keys, or one with a file, is on a server."""
+    fixed = {"dim": spec.dim, "rows": spec.rows, "rule": spec.rule._spec()}
+    if spec.keys == "dense" and not spec.spill:
+        return fixed
+    struct, err = ffi.new("struct rdt_ps_table_counters *"), new_error()
+    struct.struct_size = ffi.sizeof("struct rdt_ps_table_counters")
+    status = lib.rdt_ps_server_table_counters(server, number, struct, err)
+    check(status, "describe", err)
+    state = {name: getattr(struct, name) for name, _ in ffi.typeof(struct[0]).fields}
+    del state["struct_size"]
+    if spec.keys == "dense":
+        state["rows"] = spec.rows
+    return {
+        **fixed,
+        **state,
+        "keys": spec.keys,
+        "load": state["rows"] / max(1, state["capacity"]),
+    }
+
+
+def samples_of(server: CData, index: int, replica: str = "none") -> list[Sample]:
     """Return a server's metrics."""
-    return samples_from(numbers_of(server), index)
+    return samples_from(numbers_of(server), index, replica)
 
 
-def samples_from(numbers: Mapping[str, object], index: int = 0) -> list[Sample]:
+def samples_from(
+    numbers: Mapping[str, object], index: int = 0, replica: str = "none"
+) -> list[Sample]:
     """Return the metrics of a server with these numbers, which are those of numbers_of()."""
     labels, found = {"server": str(index)}, []
+    if replica != "none":
+        labels["replica"] = replica
     for name, value in numbers.items():
         if isinstance(value, int | float):
             kind, meaning = KINDS[name]

@@ -22,12 +22,13 @@ from rdmatensor._native.ffi import (
 )
 from rdmatensor.errors import (
     BusyError,
+    CanceledError,
     ClosedError,
     InvalidArgumentError,
     RdmaTensorError,
     TransferTimeoutError,
 )
-from rdmatensor.ps.board import Board
+from rdmatensor.ps.board import LOST, Board
 from rdmatensor.ps.checkpoint import (
     MANIFEST,
     Checkpoint,
@@ -60,7 +61,10 @@ class Saver:
         contents: Callable[[], Contents],
         board: Board,
         timeout_s: float,
+        replicas: int = 0,
     ) -> None:
+        self._replicas = replicas
+        self._lost: dict[str, object] | None = None  # as of the last checkpoint's beginning
         self._handle, self._index, self._servers, self._workers = handle, index, servers, workers
         self._contents, self._board, self._timeout_s = contents, board, timeout_s
         self._job: Job | None = None
@@ -86,7 +90,7 @@ class Saver:
         uid, folder = str(request["uid"]), Path(str(request["path"]))
         is_increment = request["incremental"] is True
         is_over = self._job is not None and self._job.state in ("done", "failed")
-        if self._thread is not None and (is_over or self._index != 0):
+        if self._thread is not None and (is_over or self._index != 0 or self._has_lost()):
             self._thread.join(self._timeout_s)  # server 0, which is asked first, has ended its part
         if self._thread is not None and self._thread.is_alive():
             raise BusyError("RDT_EBUSY", "save", f"{self._name()} still saves another checkpoint")
@@ -104,6 +108,7 @@ class Saver:
         except OSError as error:
             raise device_error("save", error, folder) from None
         self._job = Job(uid, folder, is_increment, worker, file)
+        self._lost = self._board.get(LOST) if self._replicas else None
         return {}
 
     def _hold(self, request: dict[str, object], worker: int) -> dict[str, object]:
@@ -242,6 +247,8 @@ class Saver:
         missing = list(servers)
         while missing:
             self._check_open()
+            if self._has_lost():
+                raise CanceledError("RDT_ECANCELED", "save", "a server has died: save again")
             for server in list(missing):
                 note = self._board.get(self._note(job, server))
                 if note != seen.get(server):
@@ -263,6 +270,10 @@ class Saver:
     def _check_open(self) -> None:
         if self._is_stopping:
             raise ClosedError("RDT_ECLOSED", "save", f"{self._name()} was closed meanwhile")
+
+    def _has_lost(self) -> bool:
+        """Return whether a server has died since the checkpoint was begun, as workers noted."""
+        return self._replicas > 0 and self._board.get(LOST) != self._lost
 
     # ---- the end -------------------------------------------------------------------------------
 

@@ -6,12 +6,19 @@ import contextlib
 import os
 import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from rdmatensor._native.arguments import seconds
 from rdmatensor._native.ffi import error_of, lib, new_error
-from rdmatensor.errors import RdmaTensorError, TransferTimeoutError
+from rdmatensor.errors import (
+    BusyError,
+    CanceledError,
+    InvalidArgumentError,
+    RdmaTensorError,
+    TransferTimeoutError,
+)
 from rdmatensor.ps.calls import Kind, clocks, text
 
 
@@ -126,6 +133,22 @@ def save(ask: Ask, servers: int, path: str | os.PathLike[str], *, is_increment: 
                 ask(server, {"call": "save release", "uid": uid})
         raise
     return Saving(ask, folder, uid)
+
+
+def asker(ask: Ask, losses: Callable[[], int]) -> Ask:
+    """Return ask for one checkpoint, of which the backup of a server that dies knows nothing."""
+    before = losses()
+
+    def call(server: int, request: dict[str, object], **kinds: Kind) -> dict[str, Any]:
+        try:
+            return ask(server, request, **kinds)
+        except (BusyError, InvalidArgumentError) as error:
+            if losses() == before:
+                raise
+            detail = f"a server has died meanwhile: save again ({error.detail})"
+            raise CanceledError("RDT_ECANCELED", "save", detail) from error
+
+    return call
 
 
 def _most(clocks: tuple[int | None, ...]) -> int | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
 
 from rdmatensor import errors, metrics
 from rdmatensor._native.closable import Closable
@@ -30,7 +31,6 @@ from rdmatensor.ps import report
 from rdmatensor.ps.board import Board
 from rdmatensor.ps.calls import parse_call
 from rdmatensor.ps.driving.feed import Feed
-from rdmatensor.ps.modes import codes_of
 from rdmatensor.ps.part import Contents
 from rdmatensor.ps.pyrules import Appliers
 from rdmatensor.ps.restorer import Restorer, read
@@ -55,25 +55,23 @@ class Server(Closable):
         A thread of the C library carries out pushes, pulls and clocks; serve() only makes tables.
     """
 
-    def __init__(self, context: Context, shape: Shape, index: int, board: Board) -> None:
-        self.shape, self.index = shape, index
+    def __init__(self, context: Context, shape: Shape, number: int, board: Board) -> None:
+        self.shape, self.index = shape, (index := number % shape.servers)
+        self.is_backup = number >= shape.servers
+        self._beside: Server | None = None
         checkpoint = read(shape.restore)
         self._context, self._core = context, context._core
-        opts = ffi.new("struct rdt_ps_server_opts *")
-        opts.struct_size = ffi.sizeof("struct rdt_ps_server_opts")
-        opts.mode, opts.staleness = codes_of(shape.mode)
-        opts.index, opts.servers, opts.workers = index, shape.servers, shape.workers
-        opts.slots, opts.slot_bytes = shape.slots, shape.slot_bytes
-        opts.goes_on = int(shape.goes_on)
         out, err = ffi.new("rdt_ps_server **"), new_error()
+        opts = shape.server_struct(number)
         check(lib.rdt_ps_server_create(self._core.get("join"), opts, out, err), "join", err)
         self._handle: Handle = self._core.adopt(Handle("server", out[0], lib.rdt_ps_server_destroy))
         self._restorer = Restorer(self._handle.get, index, shape.servers, shape.workers, checkpoint)
         self._saver = Saver(
             *(self._handle.get, index, shape.servers, shape.workers, self._contents, board),
             self._core.timeout_s,
+            shape.replicas,
         )
-        if checkpoint is not None and index == 0:
+        if checkpoint is not None and number == 0:
             board.put("checkpoint", restored_note(checkpoint))
         self._parameters: dict[str, list[object]] = {}
         self._appliers = Appliers()
@@ -86,7 +84,7 @@ class Server(Closable):
         self._lock, self._is_closing = threading.RLock(), False
         self._reading = threading.Lock()  # apart from _lock, which serve() holds while it waits
         self._buffer = ffi.new("uint8_t[]", shape.slot_bytes)
-        self._kv = Values(context, shape.slot_bytes - HEAD_BYTES)
+        self._kv = Values(context, shape.slot_bytes - HEAD_BYTES, shape.replicas)
         self._restorer.values(self._kv)
         self._calls: dict[str, Callable[[dict[str, object], int], dict[str, object]]] = {
             "table": self._make_table,
@@ -124,8 +122,12 @@ class Server(Closable):
         check(status, "join", err)
         self._endpoints.append(endpoint)
 
+    def _host(self, backup: Server) -> None:
+        """Serve for the backup of another server too."""
+        self._beside = backup
+
     def serve(self) -> None:
-        """Serve until all workers have left or died.
+        """Serve until all workers have left or died; with replicas also as another one's backup.
 
         Raises:
             PeerError: A worker died, and the cluster does not go on without it.
@@ -135,6 +137,19 @@ class Server(Closable):
             >>> w.leave()
             >>> server.serve()
         """
+        if self._beside is None:
+            self._serve()
+            return
+        with ThreadPoolExecutor(1, "rdmatensor backup") as pool:
+            served = pool.submit(self._beside._serve)
+            try:
+                self._serve()
+            except BaseException:
+                self._beside.close()
+                raise
+            served.result()
+
+    def _serve(self) -> None:
         call, err = ffi.new("struct rdt_ps_call *"), new_error()
         while True:
             with self._lock:
@@ -158,6 +173,8 @@ class Server(Closable):
             >>> server.close()
         """
         self._is_closing = True
+        if self._beside is not None:
+            self._beside.close()
         metrics._remove(self._context, self._samples)
         self._report.close()
         with self._lock, self._reading:
@@ -374,35 +391,24 @@ class Server(Closable):
             ptr = self._handle.get("describe")
             tables = {name: self._state_of(name) for name in list(self._tables)}
             state = report.state_of(ptr, self._context, self.shape, self.index, tables)
+            state["replica"] = self._replica()
             state["checkpoint"] = self._saver.describe()
             state["restored_bytes"] = self._restorer.read_bytes
         return {**state, "kv": self._kv.describe()}
 
+    def _replica(self) -> Literal["none", "primary", "backup"]:
+        if self.shape.replicas == 0:
+            return "none"
+        return "backup" if self.is_backup else "primary"
+
     def _samples(self) -> list[Sample]:
         with self._reading:
-            return report.samples_of(self._handle.get("metrics"), self.index)
+            return report.samples_of(self._handle.get("metrics"), self.index, self._replica())
 
     def _state_of(self, name: str) -> dict[str, object]:
         """Return what a table is, and how full one of keys, or one with a file, is here."""
         spec, answer = self._tables[name]
-        fixed = {"dim": spec.dim, "rows": spec.rows, "rule": spec.rule._spec()}
-        if spec.keys == "dense" and not spec.spill:
-            return fixed
-        struct, err = ffi.new("struct rdt_ps_table_counters *"), new_error()
-        struct.struct_size = ffi.sizeof("struct rdt_ps_table_counters")
-        ptr = self._handle.get("describe")
-        status = lib.rdt_ps_server_table_counters(ptr, answer["id"], struct, err)
-        check(status, "describe", err)
-        state = {name: getattr(struct, name) for name, _ in ffi.typeof(struct[0]).fields}
-        del state["struct_size"]
-        if spec.keys == "dense":
-            state["rows"] = spec.rows
-        return {
-            **fixed,
-            **state,
-            "keys": spec.keys,
-            "load": state["rows"] / max(1, state["capacity"]),
-        }
+        return report.table_state(self._handle.get("describe"), spec, answer["id"])
 
     def _set_epoch(self, request: dict[str, object], _worker: int) -> dict[str, object]:
         number, err = self._tables[str(request["name"])][1]["id"], new_error()
@@ -411,4 +417,5 @@ class Server(Closable):
         return {}
 
     def __repr__(self) -> str:
-        return f"<Server {self.index} of {self.shape.servers}>"
+        what = "Backup of server" if self.is_backup else "Server"
+        return f"<{what} {self.index} of {self.shape.servers}>"

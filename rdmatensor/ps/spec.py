@@ -9,7 +9,7 @@ from typing import Any
 
 from rdmatensor._native.arguments import U32_MAX, invalid, whole_in
 from rdmatensor._native.ffi import CData, ffi, lib
-from rdmatensor.ps.modes import Mode, name_of
+from rdmatensor.ps.modes import Mode, codes_of, name_of
 from rdmatensor.ps.pyrules import PythonRule, described
 from rdmatensor.ps.rules import Init, Rule, rule_of
 
@@ -68,7 +68,8 @@ class Keys:
 class Shape:
     """The cluster: roles by rank, the mode, and the slots of requests.
 
-    Ranks 0 to workers - 1 are workers, the others servers.
+    Ranks 0 to workers - 1 are workers, the others servers. With replicas the process of each server
+    has a second rank, from workers + servers on: the backup of the server before it.
     """
 
     workers: int
@@ -78,6 +79,37 @@ class Shape:
     slot_bytes: int
     goes_on: bool
     restore: str | None = None
+    replicas: int = 0
+
+    @property
+    def connections(self) -> int:
+        """Servers and their backups; of server s the numbers s and servers + s."""
+        return self.servers * (1 + self.replicas)
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the job, with those of backups."""
+        return self.workers + self.connections
+
+    def backup_of(self, rank: int) -> int:
+        """Return the second rank of a server's process."""
+        return self.workers + self.servers + (rank - self.workers - 1) % self.servers
+
+    def process_of(self, rank: int) -> int:
+        """Return the rank that a process joined as; a backup's is another one."""
+        backup = rank - self.workers - self.servers
+        return rank if backup < 0 else self.workers + (backup + 1) % self.servers
+
+    def server_struct(self, number: int) -> CData:
+        """Make the struct rdt_ps_server_opts * of a server or a backup; see connections."""
+        opts = ffi.new("struct rdt_ps_server_opts *")
+        opts.struct_size = ffi.sizeof("struct rdt_ps_server_opts")
+        opts.mode, opts.staleness = codes_of(self.mode)
+        opts.index, opts.is_backup = number % self.servers, int(number >= self.servers)
+        opts.servers, opts.workers = self.servers, self.workers
+        opts.slots, opts.slot_bytes = self.slots, self.slot_bytes
+        opts.goes_on = int(self.goes_on)
+        return opts
 
     def as_text(self) -> str:
         """Return it as text that processes compare."""

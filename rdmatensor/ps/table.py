@@ -54,11 +54,12 @@ class Table:
         number: int,
         run: Run,
         ask: Ask,
+        ask_all: Callable[[dict[str, object]], object],
         servers: int,
         in_flight: int | None = None,
     ) -> None:
         self.spec, self._number, self._run = spec, number, run
-        self._ask, self._servers = ask, servers
+        self._ask, self._ask_all, self._servers = ask, ask_all, servers
         self.in_flight = in_flight
         self._ahead: list[Prefetched] = []
         self._ahead_lock = threading.Lock()
@@ -125,8 +126,7 @@ class Table:
             >>> table.set_epoch(4)
         """
         number = whole_in(epoch, U32_MAX, "set_epoch", "epoch")
-        for server in range(self._servers):
-            self._ask(server, {"call": "epoch", "name": self.name, "epoch": number})
+        self._ask_all({"call": "epoch", "name": self.name, "epoch": number})
 
     def describe(self) -> list[dict[str, object]]:
         """Return the table's state on each server: of keys, how full it is, and what came and went.

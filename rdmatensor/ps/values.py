@@ -76,6 +76,7 @@ class _Client:
 
     sequence: int = 0  # of the last change
     answer: dict[str, object] = field(default_factory=dict)  # to it
+    name: str = ""  # that it was of
     staged: _Value | None = None  # of a change whose parts come; version: its sequence
     snapshot: _Value | None = None  # that it reads in parts
 
@@ -92,8 +93,9 @@ class Values:
     was then.
     """
 
-    def __init__(self, context: Context, part_bytes: int) -> None:
-        self._context, self._part = context, part_bytes
+    def __init__(self, context: Context, part_bytes: int, replicas: int = 0) -> None:
+        self._context, self._part, self._replicas = context, part_bytes, replicas
+        self._removed: dict[str, int] = {}  # the versions of removals; with replicas
         self._values: dict[str, _Value] = {}
         self._version = 0
         self._clients: dict[int, _Client] = {}
@@ -125,11 +127,16 @@ class Values:
         client = self._clients.setdefault(worker, _Client())
         if op == "names":
             return self._names(str(request["after"]))
-        name = str(request["name"])
+        name = str(request.get("name", ""))
         if op == "get":
             return self._get(name, client)
         if op == "more":
             return self._more(request, client)
+        if op == "copy":
+            return self._copy(name, client)
+        if op in ("take part", "take"):
+            staged = self._stage(request, client)
+            return {} if op == "take part" else self._take(name, request, client, staged)
         sequence = _whole(request, "sequence")
         if sequence <= client.sequence:
             return client.answer
@@ -137,7 +144,7 @@ class Values:
             self._stage(request, client)
             return {}
         answer = self._change(op, name, request, client)
-        client.sequence, client.answer = sequence, answer
+        client.sequence, client.answer, client.name = sequence, answer, name
         return answer
 
     def _names(self, after: str) -> dict[str, object]:
@@ -152,7 +159,7 @@ class Values:
         client.snapshot = None
         value = self._values.get(name)
         if value is None:
-            return {"version": None, "dtype": "bool", "shape": [0], "bytes": 0}
+            return {"version": None, "dtype": "bool", "shape": [0], "total": 0}
         if value.bytes.nbytes > self._part:  # later changes must not be half in it
             client.snapshot = _Value(
                 value.version, value.dtype, value.shape, numpy.array(value.bytes)
@@ -161,7 +168,7 @@ class Values:
             "version": value.version,
             "dtype": value.dtype,
             "shape": value.shape,
-            "bytes": value.bytes.nbytes,
+            "total": value.bytes.nbytes,
             "data": value.bytes[: self._part].tobytes(),
         }
 
@@ -173,6 +180,53 @@ class Values:
         if offset + len(data) == snapshot.bytes.nbytes:
             client.snapshot = None
         return {"data": data}
+
+    def _version_of(self, name: str) -> int:
+        known = self._values.get(name)
+        return self._removed.get(name, 0) if known is None else known.version
+
+    def _copy(self, name: str, client: _Client) -> dict[str, object]:
+        """Begin to send a name to its backup: the value, and the last changes of workers to it."""
+        value, version = self._values.get(name), self._version_of(name)
+        done = {
+            worker: [one.sequence, one.answer]
+            for worker, one in self._clients.items()
+            if one.name == name
+        }
+        text = numpy.frombuffer(json.dumps(done).encode(), numpy.uint8)
+        data = text if value is None else numpy.concatenate([value.bytes, text])
+        dtype, shape = (None, []) if value is None else (value.dtype, value.shape)
+        client.snapshot = _Value(version, "uint8", [data.nbytes], data)
+        return {
+            "version": version,
+            "dtype": dtype,
+            "shape": shape,
+            "size": data.nbytes - text.nbytes,
+            "total": data.nbytes,
+            "data": data[: self._part].tobytes(),
+        }
+
+    def _take(
+        self, name: str, request: dict[str, object], client: _Client, staged: _Value
+    ) -> dict[str, object]:
+        """Take what the primary has of a name, unless a later version is here."""
+        client.staged = None
+        size, version, dtype = _whole(request, "size"), _whole(request, "version"), request["dtype"]
+        for worker, (sequence, answer) in json.loads(staged.bytes[size:].tobytes()).items():
+            other = self._clients.setdefault(int(worker), _Client())
+            if sequence > other.sequence:
+                other.sequence, other.answer, other.name = sequence, answer, name
+        if version > self._version_of(name) and dtype is None:
+            self._values.pop(name, None)
+            self._removed[name] = version
+        elif version > self._version_of(name):
+            shape = cast("list[int]", request["shape"])
+            if math.prod(shape) * DTYPES[str(dtype)].itemsize != size:
+                raise ValueError(f"{size} B of {dtype} and shape {shape}")
+            self.put_back(name, version, str(dtype), shape, staged.bytes[:size].tobytes())
+            self._removed.pop(name, None)
+        self._version = max(self._version, version)
+        return {}
 
     def _stage(self, request: dict[str, object], client: _Client) -> _Value:
         """Take one part of a value; the memory for all of it is there with the first one."""
@@ -196,7 +250,11 @@ class Values:
     ) -> dict[str, object]:
         known = self._values.get(name)
         if op == "delete":
-            return {"existed": self._values.pop(name, None) is not None}
+            existed = self._values.pop(name, None) is not None
+            if existed and self._replicas:
+                self._version += 1
+                self._removed[name] = self._version
+            return {"existed": existed}
         dtype, shape = str(request["dtype"]), cast("list[int]", request["shape"])
         if op not in ("put", "add", "cas") or dtype not in DTYPES or not name:
             raise ValueError(f"unknown change {op!r} of dtype {dtype!r}")
@@ -230,6 +288,7 @@ class Values:
             value.bytes = known.bytes
         self._version += 1
         self._values[name] = value
+        self._removed.pop(name, None)
         return {"version": value.version}
 
 

@@ -28,17 +28,18 @@ from rdmatensor._native.ffi import (
 )
 from rdmatensor.context import Context
 from rdmatensor.endpoint import Endpoint
-from rdmatensor.errors import ClosedError, MismatchError, PeerError, RdmaTensorError
+from rdmatensor.errors import ClosedError, MismatchError, RdmaTensorError
 from rdmatensor.memory import RemoteRegion
-from rdmatensor.ps.board import Board, last_checkpoint
+from rdmatensor.ps.board import Board
 from rdmatensor.ps.calls import Kind, flag, number, parse_answer, region
 from rdmatensor.ps.dense import SPLIT_BYTES, Dense
 from rdmatensor.ps.kv import KV
 from rdmatensor.ps.modes import codes_of
 from rdmatensor.ps.pyrules import PythonRule
 from rdmatensor.ps.queue import WorkQueue, batches
+from rdmatensor.ps.replicas import Replicas
 from rdmatensor.ps.rules import Init, Rule, zeros
-from rdmatensor.ps.saving import Saving, save
+from rdmatensor.ps.saving import Saving, asker, save
 from rdmatensor.ps.spec import Keys, Shape, TableSpec, table_spec
 from rdmatensor.ps.table import Table
 from rdmatensor.state import PsServerState, PsWorkerState
@@ -71,24 +72,27 @@ class Worker(Closable):
         opts.mode, opts.staleness = codes_of(shape.mode)
         opts.index, opts.servers = rank, shape.servers
         opts.slots, opts.slot_bytes = shape.slots, shape.slot_bytes
+        opts.replicas = shape.replicas
         # Bytes that are read in mapped memory are compared with no checksum.
         opts.maps = int(context.settings.verify == "off")
         out, err = ffi.new("rdt_ps_worker **"), new_error()
         check(lib.rdt_ps_worker_create(self._core.get("join"), opts, out, err), "join", err)
         self._handle: Handle = self._core.adopt(Handle("worker", out[0], lib.rdt_ps_worker_destroy))
+        self._replicas = Replicas(context, self._handle, shape, board, self._call)
         self._tables: dict[str, Table] = {}
         self._models: dict[str, Dense] = {}
         self._undone: list[Dense] = []
         self._has_left = self._is_closing = self._is_observer = False
         self._peer: Callable[[int], Endpoint]  # of ranks; the cluster sets it
         self.kv = KV(self._call, shape.servers, shape.slot_bytes, self._core.timeout_s)
+        self.kv._replicas = self._replicas
 
     # ---- set-up --------------------------------------------------------------------------------
 
     def _outboxes(self) -> list[RemoteRegion]:
         """Return where each server writes its answers."""
         found = []
-        for server in range(self.servers):
+        for server in range(self.shape.connections):
             struct, err = ffi.new("struct rdt_remote_region *"), new_error()
             status = lib.rdt_ps_worker_outbox(self._handle.get("join"), server, struct, err)
             check(status, "join", err)
@@ -128,20 +132,13 @@ class Worker(Closable):
             raise invalid(name, "a driver has no steps: schedule a function that does this")
         with self._lock:
             status = self._to_end(name, begin, limit_s, err, watch)
+        self._replicas.look()
         if status != OK:
             raise self._explained(error_of(status, name, err))
 
     def _explained(self, error: RdmaTensorError) -> RdmaTensorError:
         """Add to the error of a lost server what is lost with it."""
-        server = error.rank - self.shape.workers
-        if isinstance(error, PeerError) and 0 <= server < self.servers:
-            names = ", ".join(sorted([*self._tables, *self._models])) or "none"
-            error.detail += (
-                f"; server {server} is lost, with its rows of tables {names}; "
-                f"{last_checkpoint(self._board)}"
-            )
-            error.args = (error.code, error.call, error.detail)
-        return error
+        return self._replicas.explained(error, sorted([*self._tables, *self._models]))
 
     def _open_ptr(self, name: str) -> CData:
         """Return the worker; raises ClosedError, also while close() waits for the lock."""
@@ -181,6 +178,7 @@ class Worker(Closable):
             >>> w.close()
         """
         self._is_closing = True
+        self._replicas.close()
         for model in self._models.values():
             model._unhook()
         self._models, self._undone = {}, []  # they hold this worker, and arrays of the context
@@ -293,7 +291,8 @@ class Worker(Closable):
         Example:
             >>> w.save("saved").wait()
         """
-        return save(self._call, self.servers, path, is_increment=bool(incremental))
+        ask = asker(self._replicas.ask_active, self._replicas.count)
+        return save(ask, self.servers, path, is_increment=bool(incremental))
 
     def leave(self) -> None:
         """End this worker's part: the others do not wait for it any more. Idempotent.
@@ -381,28 +380,32 @@ class Worker(Closable):
                 )
         return known
 
-    def _make_on(self, server: int, request: dict[str, object]) -> dict[str, Any]:
+    def _make_on(self, connection: int, request: dict[str, object]) -> dict[str, Any] | None:
         """Have a server make a table, and restore its rows, however long that takes."""
         kinds: dict[str, Kind] = {"id": number, "rows": region, "is_ready": flag}
-        while not (answer := self._call(server, request, **kinds))["is_ready"]:
+        while (answer := self._replicas.ask(connection, request, **kinds)) is not None:
+            if answer["is_ready"]:
+                break
             time.sleep(_RESTORE_POLL_S)
         return answer
 
     def _open(self, spec: TableSpec, in_flight: int | None) -> Table:
         answers = [
-            self._make_on(server, {"call": "table", "table": spec.to_json()})
-            for server in range(self.servers)
+            self._make_on(one, {"call": "table", "table": spec.to_json()})
+            for one in range(self.shape.connections)
         ]
-        ids = ffi.new("uint32_t[]", [answer["id"] for answer in answers])
-        regions = ffi.new("struct rdt_remote_region[]", self.servers)
+        ids = ffi.new("uint32_t[]", len(answers))
+        regions = ffi.new("struct rdt_remote_region[]", len(answers))
         for index, answer in enumerate(answers):
-            regions[index] = answer["rows"]._c_struct[0]
+            if answer is not None:
+                ids[index], regions[index] = answer["id"], answer["rows"]._c_struct[0]
         table, err = ffi.new("uint32_t *"), new_error()
         status = lib.rdt_ps_worker_add_table(
             self._handle.get("table"), spec.struct(), ids, regions, table, err
         )
         check(status, "table", err)
-        return Table(spec, int(table[0]), self._run, self._call, self.servers, in_flight)
+        ask, ask_all = self._replicas.ask_active, self._replicas.ask_all
+        return Table(spec, int(table[0]), self._run, ask, ask_all, self.servers, in_flight)
 
     def dense(
         self,
@@ -446,7 +449,8 @@ class Worker(Closable):
             raise invalid("dense", f"name={name!r} is not a new text of 1 to 100 characters")
         made = Dense(model, self._context, split_bytes, self._at_once, self.clock)
         try:
-            made._attach(self._call, self.servers, self.rank, rule, name, self._core.timeout_s)
+            ask = self._replicas.ask
+            made._attach(ask, self.shape, self.rank, rule, name, self._core.timeout_s)
             made._share(self.kv, name, self.rank, self._core.timeout_s)
         except BaseException:
             made._undo()
@@ -459,7 +463,7 @@ class Worker(Closable):
         """Get the values of dense models that rounds without this worker have changed."""
         for name in self._models:
             for server in range(self.servers):
-                self._call(server, {"call": "values", "name": name})
+                self._replicas.ask_active(server, {"call": "values", "name": name})
 
     def _at_once(self, name: str, post: Callable[[CData, CData], int]) -> None:
         """Make a C call that does not wait."""
@@ -497,7 +501,8 @@ class Worker(Closable):
             raise invalid("queue", f"name={name!r} is not a text of 1 to 200 characters")
         count = whole_in(chunks, 1 << 28, "queue", "chunks")
         request: dict[str, object] = {"call": "queue", "name": name, "chunks": count}
-        ids = [self._call(server, request, id=number)["id"] for server in range(self.servers)]
+        answers = self._replicas.ask_all(request, id=number)
+        ids = [0 if answer is None else answer["id"] for answer in answers]
         return WorkQueue(self._run, self._refresh, name, count, ids)
 
     def batches(
@@ -553,11 +558,14 @@ class Worker(Closable):
         """
         ptr = self._handle.get("describe")
         mapped = partial(lib.rdt_ps_worker_is_mapped, ptr)
-        servers = [self._call(one, {"call": "describe"}) for one in range(self.servers)]
+        ask = self._replicas.ask_active
+        servers = [ask(one, {"call": "describe"}) for one in range(self.servers)]
         return {
             "clock": int(lib.rdt_ps_worker_clock(ptr)),
-            "mapped": [bool(mapped(server)) for server in range(self.servers)],
+            "mapped": [bool(mapped(server)) for server in self._replicas.active()],
             "tables": sorted(self._tables),
+            "lost": self._replicas.lost(),
+            "backup_wait_s": self._replicas.backup_wait_s(),
             "servers": [cast("PsServerState", one) for one in servers],
         }
 

@@ -80,7 +80,7 @@ def test_a_server_reports_what_its_type_says(tmp_path: Path) -> None:
         states.append(w.describe())
 
     ps_clusters.run(tmp_path, main, workers=1, servers=2)
-    of_cluster = {"role", "rank", "context"}
+    of_cluster = {"role", "rank", "context", "backup"}
     assert set(states[0]) == set(get_type_hints(state.PsWorkerState)) - of_cluster
     for one in states[0]["servers"]:
         assert set(one) == set(get_type_hints(state.PsServerState)) - of_cluster
