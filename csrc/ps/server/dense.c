@@ -79,7 +79,7 @@ dense_check(const struct rdt_ps_dense_opts *opts, struct rdt_error *err)
     if (opts == NULL || opts->struct_size != sizeof(*opts))
         return rdti_error_set(err, RDT_EINVAL, 0, "dense: not a struct of this version");
     if (opts->count > UINT64_C(1) << 40 || opts->rule.kind == RDT_PS_ROW_ADAGRAD ||
-        opts->rule.kind == RDT_PS_LAZY_ADAM || opts->rule.kind == RDT_PS_CUSTOM)
+        opts->rule.kind == RDT_PS_LAZY_ADAM)
         return rdti_error_set(err, RDT_EINVAL, 0,
                               "dense: %llu floats with rule %u, which is for rows, or too many",
                               (unsigned long long)opts->count, opts->rule.kind);
@@ -201,11 +201,10 @@ rdti_ps_dense_bring(rdt_ps_server *server, uint32_t worker)
 }
 
 void
-rdti_ps_dense_bring_all(rdt_ps_server *server, uint32_t worker)
+rdti_ps_dense_forget(rdt_ps_server *server, uint32_t worker)
 {
     for (uint32_t i = 0; i < server->dense_count; i++)
         server->dense[i]->sent[worker] = UINT64_MAX;
-    rdti_ps_dense_bring(server, worker);
 }
 
 void

@@ -23,8 +23,11 @@ rdti_ps_replica_switch(rdt_ps_server *server, uint32_t worker, uint32_t slot, st
     if (!client->has_switched)
         server->counters.switches++;
     client->has_switched = true;
-    /* The primary may have died before it wrote them. */
-    rdti_ps_dense_bring_all(server, worker);
+    /* The primary may have died before it wrote them. What is written now must not change before
+     * it is there: a tick that waits brings them with its answer. */
+    rdti_ps_dense_forget(server, worker);
+    if (!client->has_tick)
+        rdti_ps_dense_bring(server, worker);
     rdti_ps_answer_send(server, worker, slot, 0);
     return RDT_OK;
 }

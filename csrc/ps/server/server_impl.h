@@ -187,8 +187,8 @@ void rdti_ps_server_fail(rdt_ps_server *server, const struct rdt_error *err);
 bool rdti_ps_dense_is_stale(const rdt_ps_server *server, uint32_t worker);
 /* Writes those values, before the answer that says so. */
 void rdti_ps_dense_bring(rdt_ps_server *server, uint32_t worker);
-/* The same of all models, also those that the worker may have from the primary. */
-void rdti_ps_dense_bring_all(rdt_ps_server *server, uint32_t worker);
+/* The worker may have none of those values. */
+void rdti_ps_dense_forget(rdt_ps_server *server, uint32_t worker);
 /* The worker has those values from the primary. */
 void rdti_ps_dense_skip(rdt_ps_server *server, uint32_t worker);
 
