@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -25,6 +27,10 @@ def split_pair(
     )
 
     *first, last = (model.get_submodule(name) for name in modules)
+    # A part has the rows of all ranks: its gradients would be sums over the ranks, not means. The
+    # activations are scaled for that, because they are smaller than the weights.
+    for module in first if around is None else [model.get_submodule(around)]:
+        module.register_forward_pre_hook(partial(_scale_input, factor=float(mesh.size())))
     columns = ColwiseParallel(input_layouts=Shard(0))
     if around is not None:
         gather = PrepareModuleInput(
@@ -35,11 +41,35 @@ def split_pair(
     for layer in first:
         parallelize_module(layer, mesh, columns, src_data_rank=None)
     parallelize_module(last, mesh, RowwiseParallel(output_layouts=Shard(0)), src_data_rank=None)
-    for layer in (*first, last):
-        for parameter in layer.parameters():
-            # A part has the rows of all ranks: its gradient is a sum over the ranks.
-            register: Any = parameter.register_hook
-            register(lambda gradient: gradient / mesh.size())
+    last.register_forward_hook(partial(_scale_output, factor=1 / mesh.size()))
+
+
+class _ScaledGradient(torch.autograd.Function):
+    """The same tensor, with a gradient that is scaled."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, factor: float) -> torch.Tensor:  # noqa: ANN401
+        """Return the tensor."""
+        ctx.factor = factor
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401
+        """Scale the gradient."""
+        return gradient * ctx.factor, None
+
+
+def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    made: Any = _ScaledGradient.apply
+    return cast("torch.Tensor", made(tensor, factor))
+
+
+def _scale_input(_: nn.Module, args: tuple[Any, ...], factor: float) -> tuple[Any, ...]:
+    return (_scaled(args[0], factor), *args[1:])
+
+
+def _scale_output(_: nn.Module, __: object, output: torch.Tensor, factor: float) -> torch.Tensor:
+    return _scaled(output, factor)
 
 
 def shard(module: nn.Module, mesh: DeviceMesh, own: set[nn.Parameter]) -> None:
