@@ -8,7 +8,9 @@ A machine is measured by a library that has the ranks, and stored as JSON. Costs
 - tcp.alpha_ns, tcp.beta_ps, tcp.duplex_permille and the like: of one message over a path. They
   price a collective that was not measured, if the links name the path.
 - overlap_permille: the share of a sum that is hidden behind computation that takes as long.
-- column_row.unit_ns, fsdp.unit_ns: fixed time of a step for each unit that is split so.
+- processor_permille: the share of a processor that the fastest rank has while all compute.
+- column_row.unit_ns, fsdp.unit_ns: fixed time of a step for each unit that is split so, and
+  stage.unit_ns for each micro-batch of a pipeline.
 """
 
 from collections.abc import Mapping
@@ -111,7 +113,17 @@ class Machine:
 
     def unit_ns(self, way: str) -> int:
         """Fixed time of a step for each unit that is split in a way, apart from transfers."""
-        return next((cost.value for cost in self.costs if cost.name == f"{way}.unit_ns"), 0)
+        return self.cost(f"{way}.unit_ns", 0)
+
+    def cost(self, name: str, default: int) -> int:
+        """The cost of a name, or the default if it was not measured."""
+        return next((cost.value for cost in self.costs if cost.name == name), default)
+
+    def slower_permille(self, rank: int) -> int:
+        """Elapsed time of a rank's computation, in thousandths of the measured processor time."""
+        fastest = max(device.speed_permille for device in self.devices)
+        share = max(1, self.cost("processor_permille", 1000))
+        return fastest * 1_000_000 // (self.devices[rank].speed_permille * share)
 
     def fingerprint(self) -> str:
         """Equal for equal machines only."""

@@ -6,7 +6,7 @@ from itertools import pairwise
 from graph_analysis.ir import Graph
 from graph_analysis.machine import Machine
 from graph_analysis.partition.choice import Partition, Prediction, UnitChoice
-from graph_analysis.partition.solve import BatchTimes
+from graph_analysis.partition.solve import BatchTimes, scales_permille
 from graph_analysis.partition.stages import Part, cut_chain, pipeline_ns
 from graph_analysis.partition.step import Step
 from graph_analysis.strategies.base import forward_op_count
@@ -78,18 +78,15 @@ def _predicted(
     moved_bytes: int,
 ) -> Partition:
     world = machine.world_size
-    fastest = max(device.speed_permille for device in machine.devices)
     rows = batch.rows * world // count
-    scales = [
-        batch.at(rows) * 1000 * fastest // (max(1, batch.ns) * device.speed_permille)
-        for device in machine.devices
-    ]
+    scales = scales_permille((rows,) * world, batch, machine)
     forward = [sum(p.forward_ns for p in s) * scales[r] // 1000 for r, s in enumerate(stages)]
     backward = [sum(p.backward_ns for p in s) * scales[r] // 1000 for r, s in enumerate(stages)]
     sends = [machine.cost_ns("send", s[-1].out_bytes * world // count) for s in stages[:-1]]
     given_ns = machine.cost_ns("send", moved_bytes * (world - 1))
-    step_ns = pipeline_ns(forward, backward, sends, count) + given_ns
-    low_ns = pipeline_ns(forward, backward, [0] * len(sends), count)
+    fixed_ns = machine.unit_ns("stage") * count
+    step_ns = pipeline_ns(forward, backward, sends, count) + given_ns + fixed_ns
+    low_ns = pipeline_ns(forward, backward, [0] * len(sends), count) + fixed_ns
     sent_ns = 2 * count * sum(sends) + given_ns
     computes = tuple(count * (f + b) for f, b in zip(forward, backward, strict=True))
     return Partition(

@@ -171,11 +171,10 @@ def _name(units: Sequence[Unit], ways: Sequence[Way], shares: Sequence[int]) -> 
 
 
 def scales_permille(shares: Sequence[int], batch: BatchTimes, machine: Machine) -> tuple[int, ...]:
-    """Computation of each rank, in thousandths of that of a fastest rank with an even share."""
-    fastest = max(device.speed_permille for device in machine.devices)
+    """Elapsed time of each rank's computation, in thousandths of the measured processor time."""
     return tuple(
-        batch.at(share) * 1000 * fastest // (max(1, batch.ns) * device.speed_permille)
-        for share, device in zip(shares, machine.devices, strict=True)
+        batch.at(share) * machine.slower_permille(rank) // max(1, batch.ns)
+        for rank, share in enumerate(shares)
     )
 
 

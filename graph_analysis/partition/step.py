@@ -109,7 +109,7 @@ def predict_step(
     sent_ns = held_ns + gradient_ns
     high_ns = compute_ns + sent_ns
     hidden_ns = max(0, high_ns - end_ns - change_ns * slowest // 1000)
-    hides_permille = next((c.value for c in machine.costs if c.name == "overlap_permille"), 1000)
+    hides_permille = machine.cost("overlap_permille", 1000)
     step_ns = high_ns - hidden_ns * min(hides_permille, 1000) // 1000
     return Prediction(
         step_ns=step_ns,

@@ -127,7 +127,8 @@ class ParallelModel:
     Gradients are those of the mean loss over the rows of all ranks, whatever the shares are.
 
     Attributes:
-        module: The model.
+        module: The model. A call of one with split layers is a collective call; of a pipeline each
+            rank has one stage only.
         partition: What is split how.
         optimizer: Of the parameters, as the caller's function made it.
 

@@ -7,7 +7,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Sequence
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 
 import torch
 import torch.distributed as dist
@@ -59,7 +59,10 @@ def measure_machine(
     alphas_ns = {cost.name.partition(".")[0]: cost.value for cost in costs if "alpha" in cost.name}
     costs += [_overlap(ranks), *way_costs(ranks, alphas_ns)]
     links, table = _library_costs(ranks)
-    own = (socket.gethostname(), len(os.sched_getaffinity(0)), limit, _speed(ranks))
+    speed, share = _speed(ranks)
+    own = (socket.gethostname(), len(os.sched_getaffinity(0)), limit, speed)
+    fastest_share = max(ranks.all((speed, share)))[1]
+    costs.append(Cost("processor_permille", fastest_share))
     machine = Machine(
         devices=_devices(ranks.all(own)),
         links=links,
@@ -160,17 +163,21 @@ def _overlap(ranks: Ranks) -> Cost:
     return Cost("overlap_permille", min(1000, max(0, hidden)))
 
 
-def _speed(ranks: Ranks) -> int:
-    """Products of matrices in a second of elapsed time, while all ranks compute: the median."""
+def _speed(ranks: Ranks) -> tuple[int, int]:
+    """Products of matrices in a second while all ranks compute, and the share of a processor.
+
+    The median of some tries. The share is in thousandths of the elapsed time.
+    """
     matrix = torch.ones(_SIDE, _SIDE)
-    rates: list[int] = []
+    rates: list[tuple[int, int]] = []
     for _ in range(_SPEED_REPEATS):
         ranks.barrier()
-        began_ns, count = perf_counter_ns(), 0
+        began_ns, count, began_thread_ns = perf_counter_ns(), 0, thread_time_ns()
         while (spent_ns := perf_counter_ns() - began_ns) < _SPEED_NS or count < 1:
             torch.mm(matrix, matrix)
             count += 1
-        rates.append(max(1, count * 1_000_000_000 // spent_ns))
+        share = (thread_time_ns() - began_thread_ns) * 1000 // spent_ns
+        rates.append((max(1, count * 1_000_000_000 // spent_ns), min(1000, max(1, share))))
     return sorted(rates)[_SPEED_REPEATS // 2]
 
 

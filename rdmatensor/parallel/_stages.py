@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -11,6 +11,9 @@ from torch import nn
 
 from graph_analysis.partition import Partition
 from rdmatensor.parallel._ranks import Ranks, refuse
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining import ScheduleGPipe
 
 Loss = Callable[..., torch.Tensor]
 
@@ -38,6 +41,29 @@ def why_no_stages(model: nn.Module, inputs: Sequence[object], target: object) ->
     return None
 
 
+def make_schedule(own: nn.Module, micro_batches: int, loss_fn: Loss, ranks: Ranks) -> ScheduleGPipe:
+    """A schedule of torch's pipelining, in which this rank has one stage."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    stage = PipelineStage(own, ranks.rank, ranks.size, torch.device("cpu"), group=ranks.group)
+    return ScheduleGPipe(stage, micro_batches, loss_fn=loss_fn)
+
+
+def run_schedule(
+    schedule: ScheduleGPipe,
+    x: torch.Tensor | None,
+    y: torch.Tensor | None,
+    ranks: Ranks,
+) -> list[torch.Tensor]:
+    """Run a step: x counts on the first rank, y on the last, which gets the losses."""
+    losses: list[torch.Tensor] = []
+    if ranks.rank == ranks.size - 1:
+        schedule.step(target=y, losses=losses, return_outputs=False)
+    else:
+        schedule.step(*((x,) if ranks.rank == 0 else ()), return_outputs=False)
+    return losses
+
+
 class Stage:
     """One stage. Every rank gives its own rows: inputs go to the first rank, targets to the last.
 
@@ -45,8 +71,6 @@ class Stage:
     """
 
     def __init__(self, model: nn.Module, partition: Partition, loss_fn: Loss, ranks: Ranks) -> None:
-        from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-
         chain = chain_of(model)
         names = partition.units[ranks.rank].modules
         self._ranks = ranks
@@ -54,20 +78,15 @@ class Stage:
         for name, module in chain.items():
             if name not in names:
                 module.to_empty(device="meta")
-        stage = PipelineStage(own, ranks.rank, ranks.size, torch.device("cpu"), group=ranks.group)
-        self._schedule = ScheduleGPipe(stage, partition.micro_batches, loss_fn=loss_fn)
+        self._schedule = make_schedule(own, partition.micro_batches, loss_fn, ranks)
 
     def step(self, inputs: Sequence[object], target: object) -> torch.Tensor:
         """Run forward and backward; return the mean loss of all rows, on all ranks."""
         if len(inputs) != 1 or not all(isinstance(x, torch.Tensor) for x in (*inputs, target)):
             refuse("step", "a pipeline takes one tensor as input, and one as target")
-        rank, last = self._ranks.rank, self._ranks.size - 1
+        last = self._ranks.size - 1
         x, y = self._gathered(inputs[0], 0), self._gathered(target, last)
-        losses: list[torch.Tensor] = []
-        if rank == last:
-            self._schedule.step(target=y, losses=losses, return_outputs=False)
-        else:
-            self._schedule.step(*((x,) if rank == 0 else ()), return_outputs=False)
+        losses = run_schedule(self._schedule, x, y, self._ranks)
         loss = torch.stack(losses).mean().detach() if losses else torch.zeros(())
         root = dist.get_global_rank(self._ranks.group, last)
         dist.broadcast(loss, src=root, group=self._ranks.group)

@@ -17,17 +17,14 @@ from graph_analysis.machine import Cost, Device
 from graph_analysis.partition import (
     BatchTimes,
     Pair,
-    Part,
     Step,
     Unit,
     UnitChoice,
-    cut_chain,
     find_pairs,
     make_units,
     partition_from_json,
     partition_to_json,
     partitions,
-    pipeline_ns,
     predict_step,
     read_step,
     scales_permille,
@@ -318,64 +315,6 @@ def test_a_partition_is_read_back_and_explains_itself() -> None:
     assert "Others:" in text
     assert "transfers decide" in text
     assert "said" in text
-
-
-# ---- pipelines -----------------------------------------------------------------------------------
-
-
-@given(
-    st.lists(st.integers(0, 50), min_size=2, max_size=7),
-    st.lists(st.integers(1000, 3000), min_size=2, max_size=3),
-)
-def test_the_cut_of_a_chain_is_the_best_of_all(times: list[int], speeds: list[int]) -> None:
-    parts = [Part(f"m{i}", ns * 1000, 2000 * ns, 8) for i, ns in enumerate(times)]
-    if len(parts) < len(speeds):
-        return
-
-    def longest(cuts: tuple[int, ...]) -> int:
-        bounds = (0, *cuts, len(parts))
-        return max(
-            sum(p.forward_ns + p.backward_ns for p in parts[a:b]) * 1000 // speed
-            for a, b, speed in zip(bounds, bounds[1:], speeds, strict=False)
-        )
-
-    every = itertools.combinations(range(1, len(parts)), len(speeds) - 1)
-    assert longest(cut_chain(parts, speeds)) == min(map(longest, every))
-
-
-def played(forward: list[int], backward: list[int], sends: list[int], micros: int) -> int:
-    """The end of a step, by the moments at which each task can begin, found one by one."""
-    last = len(forward) - 1
-    ends: dict[tuple[str, int, int], int] = {}
-
-    def end(kind: str, stage: int, micro: int) -> int:
-        if micro < 0 or not 0 <= stage <= last:
-            return 0
-        if (kind, stage, micro) not in ends:
-            if kind == "f":
-                before = end("f", stage, micro - 1)
-                came = end("f", stage - 1, micro) + (sends[stage - 1] if stage else 0)
-                ends[kind, stage, micro] = max(before, came) + forward[stage]
-            else:
-                before = end("b", stage, micro - 1) if micro else end("f", stage, micros - 1)
-                came = end("b", stage + 1, micro) + (sends[stage] if stage < last else 0)
-                ends[kind, stage, micro] = max(before, came) + backward[stage]
-        return ends[kind, stage, micro]
-
-    return max(end("b", stage, micros - 1) for stage in range(last + 1))
-
-
-@given(
-    st.lists(st.tuples(*[st.integers(0, 99)] * 3), min_size=1, max_size=5),
-    st.integers(1, 6),
-)
-def test_a_pipeline_ends_when_its_tasks_do(stages: list[tuple[int, ...]], micros: int) -> None:
-    forward, backward, sends = (list(column) for column in zip(*stages, strict=True))
-    assert pipeline_ns(forward, backward, sends, micros) == played(forward, backward, sends, micros)
-
-
-def test_equal_stages_without_sends_have_the_known_time() -> None:
-    assert pipeline_ns([5] * 4, [7] * 4, [0] * 3, 8) == (8 + 4 - 1) * (5 + 7)
 
 
 @pytest.mark.parametrize("damage", ["shares", "twice", "lonely", "text"])
