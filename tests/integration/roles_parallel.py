@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 
 from graph_analysis import Machine, machine_from_json, machine_to_json
 from graph_analysis.capture import capture
+from graph_analysis.ir import Graph
 from graph_analysis.machine import Cost
 from graph_analysis.partition import (
     Partition,
@@ -24,7 +26,7 @@ from rdmatensor import parallel
 from rdmatensor.parallel._pairs import shareable_pairs
 from rdmatensor.parallel._stages import chain_of
 
-STEPS = 5
+STEPS = 4
 SLOWED = ("all_gather.beta_ps", "all_reduce.beta_ps", "reduce_scatter.beta_ps")
 ROWS = 4  # of each rank if all have equally many
 
@@ -70,7 +72,13 @@ def make(kind: str) -> tuple[nn.Module, tuple[int, ...], tuple[int, ...]]:
     return nn.Sequential(features, head), (3, 6, 6), (8,)
 
 
-def partition_of(model: nn.Module, x: torch.Tensor, ways: str, shares: tuple[int, ...]) -> Any:
+def partition_of(
+    model: nn.Module,
+    x: torch.Tensor,
+    ways: str,
+    shares: tuple[int, ...],
+    graph: Graph | None = None,
+) -> Any:
     """A partition in which pairs, or the rest, or both go the named ways."""
     world = len(shares)
     predicted = Prediction(1, 1, 1, 0, 0, (1,) * world, (1,) * world)
@@ -82,7 +90,7 @@ def partition_of(model: nn.Module, x: torch.Tensor, ways: str, shares: tuple[int
             for r in range(world)
         )
         return Partition(ways, world, stages, shares, predicted, micro_batches=2)
-    graph = capture(model, (x,))
+    graph = graph or capture(model, (x,))
     pairs = shareable_pairs(model, graph, (x,), world)[0] if "column_row" in ways else []
     units = make_units(graph, [name for name, _ in model.named_children()], pairs, {})
     rest: Any = "fsdp" if "fsdp" in ways else "replicate"
@@ -109,12 +117,14 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 def trained(rank: int, world: int, kind: str, ways: list[str]) -> list[list[float]]:
     """Train by partitions, one after the other; of each the worst difference, and what is held."""
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
-    found = [_trained(rank, world, kind, one) for one in ways]
+    model, shape, _ = make(kind)
+    graph = capture(model, (torch.randn(ROWS, *shape),))
+    found = [_trained(rank, world, kind, one, graph) for one in ways]
     dist.destroy_process_group()
     return found
 
 
-def _trained(rank: int, world: int, kind: str, ways: str) -> list[float]:
+def _trained(rank: int, world: int, kind: str, ways: str, graph: Graph) -> list[float]:
     model, shape, wanted = make(kind)
     oracle = copy.deepcopy(model).double()
     if rank:  # rank 0's values count
@@ -126,7 +136,7 @@ def _trained(rank: int, world: int, kind: str, ways: str) -> list[float]:
         shares = (ROWS - 1, *shares[2:], ROWS + 1)
     x = torch.randn(STEPS, sum(shares), *shape, generator=torch.Generator().manual_seed(1))
     y = torch.randn(STEPS, sum(shares), *wanted, generator=torch.Generator().manual_seed(2))
-    choice = partition_of(model, x[0, :ROWS], ways, shares)
+    choice = partition_of(model, x[0, :ROWS], ways, shares, graph)
     total = sum(p.numel() * 4 for p in model.parameters())
     split = parallel.apply(model, choice, sgd, loss_fn=nn.functional.mse_loss)
     reference = sgd(oracle.parameters())
@@ -167,12 +177,13 @@ def held_by(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def machine_with(machine: Machine, more_ps: int) -> Machine:
-    """The measured machine with collectives that take so much longer for each byte."""
+    """The machine with equal ranks, and collectives that take so much longer for each byte."""
     costs = tuple(
         Cost(cost.name, cost.value + more_ps if cost.name in SLOWED else cost.value)
         for cost in machine.costs
     )
-    return Machine(machine.devices, machine.links, costs)
+    devices = tuple(replace(device, speed_permille=1000) for device in machine.devices)
+    return Machine(devices, machine.links, costs)
 
 
 def chosen(rank: int, world: int) -> list[Any]:
@@ -259,4 +270,4 @@ class Branching(nn.Linear):
 
 def elsewhere(device: Any) -> Any:
     """The device, on another host."""
-    return type(device)(device.rank, "elsewhere", device.cores, 0, device.speed_permille)
+    return replace(device, host="elsewhere")
