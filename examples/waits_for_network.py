@@ -34,6 +34,13 @@ def make_model(width: int) -> nn.Module:
     return nn.Sequential(features, classifier)
 
 
+def make_rows(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets of so many rows, other ones on each rank."""
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    x = torch.randn(count, 3, 64, 64, generator=generator)
+    return x, torch.randn(count, 1024, generator=generator)
+
+
 def median_ms(step: Callable[[], object], optimizer: torch.optim.Optimizer, steps: int) -> float:
     """The median time of a step with its optimizer, on this rank."""
     times = []
@@ -58,8 +65,7 @@ def main() -> None:
 
     dist.init_process_group("rdmatensor")
     rank = dist.get_rank()
-    torch.manual_seed(rank)
-    x, y = torch.randn(options.batch, 3, 64, 64), torch.randn(options.batch, 1024)
+    x, y = make_rows(options.batch)
     sgd = functools.partial(torch.optim.SGD, lr=0.01)
     loss_fn = nn.functional.mse_loss
 
@@ -72,7 +78,8 @@ def main() -> None:
 
     # Train
     trained = parallel.apply(model, choice, sgd, loss_fn=loss_fn)
-    split_ms = median_ms(lambda: trained.step((x,), y), trained.optimizer, options.steps)
+    own_x, own_y = make_rows(trained.shares[rank])
+    split_ms = median_ms(lambda: trained.step((own_x,), own_y), trained.optimizer, options.steps)
 
     # Compare
     plain = DistributedDataParallel(make_model(options.width), gradient_as_bucket_view=True)
