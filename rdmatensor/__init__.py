@@ -5,11 +5,11 @@ library, and works on a machine without a NIC or libibverbs.
 
 What needs torch is in modules of its own: rdmatensor.distributed for groups of torch.distributed,
 rdmatensor.torch for tensors, rdmatensor.symmetric for symmetric memory, rdmatensor.plan for planned
-training, rdmatensor.parallel for models that ranks split, rdmatensor.budget for models that do not
-fit, rdmatensor.hooks for communication hooks, rdmatensor.compress to send or keep fewer bytes,
-rdmatensor.ps for parameter servers, rdmatensor.horovod for Horovod's API, and rdmatensor.trials,
-which also needs Optuna, for searches of hyper-parameters. `import rdmatensor` is enough to use
-them.
+training, rdmatensor.parallel for models that ranks split, rdmatensor.budget and rdmatensor.stream
+for models that do not fit, rdmatensor.hooks for communication hooks, rdmatensor.compress to send or
+keep fewer bytes, rdmatensor.ps for parameter servers, rdmatensor.horovod for Horovod's API, and
+rdmatensor.trials, which also needs Optuna, for searches of hyper-parameters. `import rdmatensor` is
+enough to use them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rdmatensor import parallel as parallel
     from rdmatensor import plan as plan
     from rdmatensor import ps as ps
+    from rdmatensor import stream as stream
     from rdmatensor import symmetric as symmetric
     from rdmatensor import torch as torch
     from rdmatensor import trace as trace
@@ -109,6 +110,7 @@ _OF_TORCH = (
     "parallel",
     "plan",
     "ps",
+    "stream",
     "symmetric",
     "torch",
     "trials",
