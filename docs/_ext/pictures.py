@@ -20,6 +20,7 @@ import crossing
 import matplotlib as mpl
 import numpy as np
 import split
+import step_memory
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -327,6 +328,11 @@ def partition() -> Figure:
     return split.draw()
 
 
+def memory() -> Figure:
+    """Live bytes over a step, for each way of the tutorial."""
+    return step_memory.draw()
+
+
 def crossover() -> Figure:
     """Where a parameter server and a ring cross."""
     return crossing.draw()
@@ -381,6 +387,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "plan": plan,
     "trace": trace,
     "compression": compression,
+    "memory": memory,
     "crossover": crossover,
     "partition": partition,
 }

@@ -86,7 +86,7 @@ class Budget:
         lines = [
             f"peak {shown(self.peak_bytes)} of {shown(self.budget_bytes)} allowed "
             f"({shown(self.kept_peak_bytes)} if all is kept, {shown(self.least_bytes)} at least)",
-            f"adds {shown_ms(self.added_ns)} of recomputation and {shown_ms(self.exposed_ns)} of "
+            f"adds {shown_ms(self.added_ns)} of computing and {shown_ms(self.exposed_ns)} of "
             f"waiting for the link to a step of {shown_ms(self.step_ns)}",
         ]
         width = max(len(one.name) for one in self.units)
