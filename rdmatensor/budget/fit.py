@@ -79,6 +79,8 @@ def fit(
         >>> budget.units[0].way
         'keep'
     """
+    if lent is not None and lent.group is None:
+        raise invalid("fit", "this rank only lends: let it call serve() of what lend() returned")
     ranks, error = Ranks(lent.group if group is None and lent is not None else group), None
     fitting: Fitting | None = None
     try:
