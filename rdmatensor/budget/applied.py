@@ -150,6 +150,12 @@ class Applied:
         self.close()
 
 
+def check_free(model: nn.Module, call: str) -> None:
+    """Raise InvalidArgumentError if a budget is in force on a model."""
+    if any(_MARK in module.__dict__ for module in model.modules()):
+        raise invalid(call, "a budget is in force on this model: close() it first")
+
+
 def apply(
     model: nn.Module,
     plans: Sequence[UnitPlan],
@@ -159,8 +165,7 @@ def apply(
 ) -> Applied:
     """Put a budget in force; see Budget.apply()."""
     units = units_of(model, plans, shapes)
-    if any(_MARK in module.__dict__ for module in model.modules()):
-        raise invalid("apply", "a budget is in force on this model: close() it first")
+    check_free(model, "apply")
     if lent is None and any(one.lent_bytes for one in plans):
         raise invalid("apply", "the budget lends saved tensors: give lent=, which lend() returned")
     return Applied(plans, units, predicted, lent)

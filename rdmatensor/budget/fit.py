@@ -17,6 +17,7 @@ from rdmatensor._lend.ranks import Ranks
 from rdmatensor._lend.sizes import bytes_of, shown
 from rdmatensor._native.arguments import invalid
 from rdmatensor.budget import peer
+from rdmatensor.budget.applied import check_free
 from rdmatensor.budget.choice import UnitPlan, shapes_of
 from rdmatensor.budget.fitting import Fitting, largest
 from rdmatensor.budget.lender import place_bytes, within
@@ -87,6 +88,7 @@ def fit(
         size = bytes_of(budget, "fit", "budget")
         _check(inputs, tiers, lent)
         found = find_units(model, units)
+        check_free(model, "fit")
         fitting = Fitting(model, tuple(inputs), loss_fn, optimizer, found)
         fitting.measure(cast("tuple[WayName, ...]", tuple(tiers)))
         if lent is not None and "peer" in tiers:

@@ -264,6 +264,8 @@ def test_a_budget_is_for_its_model_and_applied_once() -> None:
     with chosen.apply(case.model) as applied:
         with pytest.raises(InvalidArgumentError, match="a budget is in force"):
             chosen.apply(case.model)
+        with pytest.raises(InvalidArgumentError, match="a budget is in force"):
+            fit(case, "1GiB")
         applied.close()
         applied.close()
     chosen.apply(case.model).close()
@@ -334,6 +336,11 @@ def test_a_tensor_that_changes_while_it_is_written_is_noticed() -> None:
     wanted, weight.grad = weight.grad, None
     forward(torch.ones(128, 128)).sum().backward()
     assert torch.equal(weight.grad, wanted)
+    made, weight.grad = run(torch.ones(128, 128)).sum(), None
+    made.backward(retain_graph=True)
+    made.backward()  # what was read once is read again
+    assert torch.equal(weight.grad, 2 * wanted)
+    assert swapper.counts.unplanned == 0
     saved.clear()
     made = run(torch.ones(128, 128))
     saved[-1].add_(1)
