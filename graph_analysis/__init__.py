@@ -37,6 +37,7 @@ from graph_analysis.strategies import (
     Pipeline,
     Strategy,
 )
+from graph_analysis.thin import Mask, thin
 from graph_analysis.times import (
     OpTime,
     OpTimes,
@@ -61,6 +62,7 @@ __all__ = [
     "GraphCollectives",
     "Link",
     "Machine",
+    "Mask",
     "OpTime",
     "OpTimes",
     "ParameterServer",
@@ -88,6 +90,7 @@ __all__ = [
     "recorded_difference",
     "render_html",
     "render_text",
+    "thin",
     "times_from_json",
     "times_to_json",
     "with_memory",

@@ -26,7 +26,14 @@ from graph_analysis.ir import (
     align_up,
 )
 from graph_analysis.layout import arena_layout, joint_lifetime
-from graph_analysis.plan import Arena, BucketPlace, Placement, PlannedBucket, TransferPlan
+from graph_analysis.plan import (
+    Arena,
+    BucketPlace,
+    Placement,
+    PlannedBucket,
+    TransferPlan,
+    sent_bytes,
+)
 from graph_analysis.strategies.base import Spread
 
 _Corner = tuple[str, int | None]  # an arena's name and the rank whose values it holds there
@@ -114,12 +121,14 @@ def _planned(
 
 def lay_out_again(plan: TransferPlan, buckets: Sequence[PlannedBucket]) -> TransferPlan:
     """The plan with these buckets; everything in its arenas gets a new place."""
+    sizes = sent_bytes(plan)
     facts = SizeFacts(
         classes={
-            t.name: SizeClass(t.kind, t.size_bytes, t.max_bytes, t.symbols) for t in plan.tensors
+            t.name: SizeClass(t.kind, t.size_bytes, sizes.get(t.name), t.symbols)
+            for t in plan.tensors
         },
         op_end_ns=(),
-        alignment_bytes=plan.arenas[0].alignment_bytes,
+        alignment_bytes=plan.arenas[0].alignment_bytes if plan.arenas else 1,
     )
     spread = Spread(
         world_size=plan.strategy.world_size,

@@ -7,6 +7,7 @@ from the start of an arena; times are operation indices, or ns where the name sa
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from math import prod
 
 from graph_analysis.ir import (
     CostModel,
@@ -127,6 +128,20 @@ class Arena:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveBlocks:
+    """The blocks of a gradient that are sent; all others are zero on each rank after the step.
+
+    The tensor counts as a matrix, its first dimension by all others, cut into blocks of `block`
+    rows and columns, which may be smaller at the lower and right edges. live numbers them row by
+    row. They are sent in the order of memory, without gaps.
+    """
+
+    tensor: str
+    block: tuple[int, int]
+    live: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StrategyRecord:
     """The strategy as data: its kind, its ranks, every option and its own choices."""
 
@@ -140,7 +155,8 @@ class TransferPlan:
     """The plan of one training step. The same graph and strategy give the same plan.
 
     The forward is operations 0 to forward_op_count-1; forward_end_ns and end_ns are when its
-    last operation and the last of all are estimated to end.
+    last operation and the last of all are estimated to end. live names the gradients of which a
+    part is sent (thin.py); their entries in tensors describe the whole gradient.
     """
 
     strategy: StrategyRecord
@@ -160,6 +176,7 @@ class TransferPlan:
     buckets: tuple[PlannedBucket, ...]
     arenas: tuple[Arena, ...]
     omissions: tuple[Omission, ...]
+    live: tuple[LiveBlocks, ...] = ()
 
     def fingerprint(self) -> str:
         """SHA-256, in hex, of all that decides a transfer: ranks with equal ones agree.
@@ -188,9 +205,65 @@ def first_difference(mine: TransferPlan, theirs: TransferPlan) -> str | None:
     for tensor in theirs.tensors:
         if tensor.name not in known:
             return f"tensor {tensor.name}: unknown here, {tensor} there"
+    mask = _mask_difference(mine, theirs)
+    if mask is not None:
+        return mask
     here, there = asdict(mine), asdict(theirs)
     section = next(key for key in here if here[key] != there[key])
     return f"{section} differ, all tensors agree"
+
+
+def _mask_difference(mine: TransferPlan, theirs: TransferPlan) -> str | None:
+    """The parameter whose masks differ, and where."""
+    here, there = ({one.tensor: one for one in plan.live} for plan in (mine, theirs))
+    for tensor in mine.tensors:
+        one, other = here.get(tensor.name), there.get(tensor.name)
+        if one == other:
+            continue
+        what = f"the mask of {tensor.parameter} differs"
+        if one is None or other is None:
+            return f"{what}: blocks are masked {'there' if one is None else 'here'} only"
+        if one.block != other.block:
+            return f"{what}: blocks of {one.block} here, {other.block} there"
+        block = min(set(one.live) ^ set(other.live))
+        return f"{what}: block {block} is live {'here' if block in one.live else 'there'} only"
+    return None
+
+
+def block_grid(tensor: PlannedTensor, block: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of blocks of a static tensor."""
+    rows, columns = _matrix(tensor)
+    return -(-rows // block[0]), -(-columns // block[1])
+
+
+def _matrix(tensor: PlannedTensor) -> tuple[int, int]:
+    sizes = [dim for dim in tensor.shape if isinstance(dim, int)]
+    assert len(sizes) == len(tensor.shape), f"{tensor.name} is {tensor.kind}"
+    return (sizes[0], prod(sizes[1:])) if sizes else (1, 1)
+
+
+def live_bytes(tensor: PlannedTensor, blocks: LiveBlocks) -> int:
+    """Bytes of a tensor's live blocks, of which those at the edges may be smaller."""
+    rows, columns = _matrix(tensor)
+    high, wide = blocks.block
+    across = block_grid(tensor, blocks.block)[1]
+    elements = sum(
+        min(high, rows - block // across * high) * min(wide, columns - block % across * wide)
+        for block in blocks.live
+    )
+    return elements * tensor.item_bytes
+
+
+def sent_bytes(plan: TransferPlan) -> dict[str, int]:
+    """What a tensor takes in its bucket, at most, by name; dynamic tensors are not in it."""
+    live = {one.tensor: one for one in plan.live}
+    return {
+        tensor.name: live_bytes(tensor, live[tensor.name])
+        if tensor.name in live
+        else tensor.max_bytes
+        for tensor in plan.tensors
+        if tensor.max_bytes is not None
+    }
 
 
 def gradient_buckets(plan: TransferPlan) -> tuple[PlannedBucket, ...]:

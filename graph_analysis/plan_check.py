@@ -3,11 +3,20 @@
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 from math import prod
 
 from graph_analysis.errors import PlanError
 from graph_analysis.ir import ROOTED, Crossing, Group, SlotPolicy, align_up
-from graph_analysis.plan import Arena, Placement, PlannedBucket, PlannedTensor, TransferPlan
+from graph_analysis.plan import (
+    Arena,
+    Placement,
+    PlannedBucket,
+    PlannedTensor,
+    TransferPlan,
+    block_grid,
+    sent_bytes,
+)
 
 
 def check_plan(plan: TransferPlan) -> None:
@@ -19,6 +28,7 @@ def check_plan(plan: TransferPlan) -> None:
         "negative count",
     )
     _check_tensors(plan)
+    _check_live(plan)
     _check_groups(plan)
     _check_crossings(plan)
     _check_arenas(plan)
@@ -85,6 +95,23 @@ def _check_size(tensor: PlannedTensor, policy: SlotPolicy) -> None:
     )
 
 
+def _check_live(plan: TransferPlan) -> None:
+    tensors = {tensor.name: tensor for tensor in plan.tensors}
+    _unique((one.tensor for one in plan.live), "masks")
+    for one in plan.live:
+        tensor = tensors.get(one.tensor)
+        what = f"mask of {one.tensor}"
+        _require(
+            tensor is not None and tensor.role == "gradient" and tensor.kind == "static",
+            f"{what}: not a static gradient",
+        )
+        assert tensor is not None
+        _require(min(one.block) >= 1, f"{what}: blocks of {one.block}")
+        high, wide = block_grid(tensor, one.block)
+        is_ascending = all(a < b for a, b in pairwise((-1, *one.live, high * wide)))
+        _require(is_ascending, f"{what}: block numbers of {high} x {wide} blocks")
+
+
 def _check_groups(plan: TransferPlan) -> None:
     _unique((g.name for g in plan.groups), "groups")
     everybody = set(range(plan.strategy.world_size))
@@ -122,6 +149,7 @@ def _is_rooted_well(crossing: Crossing, group: Group) -> bool:
 
 def _check_arenas(plan: TransferPlan) -> None:
     tensors = {tensor.name: tensor for tensor in plan.tensors}
+    sizes = sent_bytes(plan)
     _unique((arena.name for arena in plan.arenas), "arenas")
     everybody = set(range(plan.strategy.world_size))
     for arena in plan.arenas:
@@ -138,15 +166,16 @@ def _check_arenas(plan: TransferPlan) -> None:
         )
         for place in arena.placements:
             _require(place.tensor in tensors, f"placement of unknown tensor {place.tensor}")
-            _check_placement(place, tensors[place.tensor], arena, plan)
+            wanted = None if tensors[place.tensor].kind == "dynamic" else sizes[place.tensor]
+            _check_placement(place, wanted, arena, plan)
 
 
 def _check_placement(
-    place: Placement, tensor: PlannedTensor, arena: Arena, plan: TransferPlan
+    place: Placement, size_bytes: int | None, arena: Arena, plan: TransferPlan
 ) -> None:
+    """size_bytes: what the tensor takes, None for one that has no place."""
     _require(
-        tensor.kind != "dynamic"
-        and place.size_bytes == tensor.max_bytes
+        place.size_bytes == size_bytes
         and place.offset >= 0
         and place.offset % arena.alignment_bytes == 0
         and place.offset + place.size_bytes <= arena.peak_bytes,

@@ -16,7 +16,7 @@ from graph_analysis.plan import TransferPlan, canonical_json
 from graph_analysis.plan_check import check_plan
 
 FORMAT = "transfer-plan"
-VERSION = 4
+VERSION = 5
 
 
 def plan_to_json(plan: TransferPlan) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from graph_analysis.ir import Role, TensorClass
-from graph_analysis.plan import TransferPlan
+from graph_analysis.plan import TransferPlan, block_grid, sent_bytes
 
 _ROLES: tuple[Role, ...] = (
     "parameter",
@@ -39,6 +39,7 @@ def render_text(plan: TransferPlan) -> str:
         _classes(plan),
         _unsized(plan),
         _over_share(plan),
+        _thinned(plan),
         _crossings(plan),
         _buckets(plan),
         _arena(plan),
@@ -155,17 +156,32 @@ def _rest(items: Sequence[object], shown: int) -> list[str]:
     return [f"  and {len(items) - shown} more"] if len(items) > shown else []
 
 
+def _thinned(plan: TransferPlan) -> list[str]:
+    """The gradients of which a part is sent."""
+    if not plan.live:
+        return []
+    tensors, sizes = {t.name: t for t in plan.tensors}, sent_bytes(plan)
+    rows = [["Sent in part", "block", "live blocks", "of", "bytes", "of"]]
+    for one in plan.live[:_MAX_UNSIZED]:
+        tensor = tensors[one.tensor]
+        high, wide = block_grid(tensor, one.block)
+        counts = [str(len(one.live)), str(high * wide), str(sizes[one.tensor])]
+        sides = f"{one.block[0]}x{one.block[1]}"
+        rows.append([one.tensor, sides, *counts, str(tensor.max_bytes)])
+    return _table(rows) + _rest(plan.live, _MAX_UNSIZED)
+
+
 def _crossings(plan: TransferPlan) -> list[str]:
     if not plan.crossings:
         return ["Nothing crosses ranks."]
-    sizes = {t.name: t.max_bytes for t in plan.tensors}
+    sizes = sent_bytes(plan)
     rows = [["Crossing", "operation", "tensors", "bytes"]]
     found: dict[tuple[str, str], list[str]] = {}
     for c in plan.crossings:
         found.setdefault((c.phase, c.operation), []).append(c.tensor)
     for (phase, operation), names in found.items():
         when = "once, at set-up" if phase == "setup" else f"every step, {phase}"
-        rows.append([when, operation, str(len(names)), _sum(sizes[name] for name in names)])
+        rows.append([when, operation, str(len(names)), _sum(map(sizes.get, names))])
     return _table(rows)
 
 

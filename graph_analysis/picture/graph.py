@@ -1,5 +1,6 @@
 """Picture: the step as lanes of operations, one for each kind of rank, and what crosses."""
 
+from dataclasses import replace
 from html import escape
 
 from graph_analysis.ir import ROOTED, Crossing, TensorClass
@@ -23,7 +24,7 @@ from graph_analysis.picture.svg import (
     ticks,
     x_scale,
 )
-from graph_analysis.plan import Arena, PlannedTensor, TransferPlan
+from graph_analysis.plan import Arena, PlannedTensor, TransferPlan, sent_bytes
 from graph_analysis.report import bytes_text
 
 _LANE = 46  # height of a lane
@@ -49,7 +50,8 @@ def draw_graph(plan: TransferPlan) -> str:
     if uses_bus:
         parts.append(rect((MARGIN_LEFT, bus, scale.stop - MARGIN_LEFT, 12), RULE))
         parts.append(text((MARGIN_LEFT - 8, bus + 10), "all ranks", "label", "end"))
-    tensors = {t.name: t for t in plan.tensors}
+    sizes = sent_bytes(plan)
+    tensors = {t.name: replace(t, max_bytes=sizes.get(t.name)) for t in plan.tensors}
     taken: dict[tuple[float, int], list[tuple[float, float]]] = {}
     labels: list[str] = []
     for crossing in crossings:
@@ -70,9 +72,11 @@ def draw_graph(plan: TransferPlan) -> str:
 
 def _shown(plan: TransferPlan) -> list[Crossing]:
     """The largest crossings of a step, the largest first, so that they get the labels."""
-    sizes = {t.name: t.max_bytes or 0 for t in plan.tensors}
+    sizes = sent_bytes(plan)
     stepwise = [c for c in plan.crossings if c.phase != "setup"]
-    return sorted(stepwise, key=lambda c: (-sizes[c.tensor], c.tensor, c.group))[:_MOST_ARROWS]
+    return sorted(stepwise, key=lambda c: (-sizes.get(c.tensor, 0), c.tensor, c.group))[
+        :_MOST_ARROWS
+    ]
 
 
 def _ends(plan: TransferPlan, crossing: Crossing) -> tuple[str, str] | None:

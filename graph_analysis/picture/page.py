@@ -5,7 +5,7 @@ from html import escape
 from graph_analysis.picture.arena import draw_arena
 from graph_analysis.picture.buckets import draw_buckets
 from graph_analysis.picture.graph import draw_graph
-from graph_analysis.plan import TransferPlan
+from graph_analysis.plan import TransferPlan, sent_bytes
 from graph_analysis.report import bytes_text, render_text, symbol_lines
 
 _MOST_ARENAS = 12
@@ -47,8 +47,8 @@ def render_html(plan: TransferPlan) -> str:
 
 def _facts(plan: TransferPlan) -> str:
     options = ", ".join(f"{name}={value}" for name, value in plan.strategy.options)
-    sizes = {t.name: t.max_bytes for t in plan.tensors}
-    sent = [sizes[c.tensor] for c in plan.crossings if c.phase != "setup"]
+    sizes = sent_bytes(plan)
+    sent = [sizes.get(c.tensor) for c in plan.crossings if c.phase != "setup"]
     unsized = sum(size is None for size in sent)
     crossing = f"{len(sent)} tensors, {bytes_text(sum(size or 0 for size in sent))}"
     counts = [
