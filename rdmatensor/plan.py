@@ -20,39 +20,22 @@ backward() returns when all sums have arrived, as with DistributedDataParallel. 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch.utils.weak import WeakIdKeyDictionary
 
-from graph_analysis import TransferPlan
+from graph_analysis import Mask, TransferPlan, thin
 from rdmatensor._backend.extension import load_extension
 from rdmatensor._backend.groups import backend_of
-from rdmatensor._plan.agree import (
-    BoundBucket,
-    broadcast_all,
-    check_layouts,
-    check_plan,
-    on_all_ranks,
-    refuse,
-)
-from rdmatensor._plan.buffers import SentBuffers
+from rdmatensor._plan.agree import broadcast_all, check_plan, refuse
 from rdmatensor._plan.costs import Costs, Described
-from rdmatensor._plan.memory import GradientMemory, spans_of
-from rdmatensor._plan.model import (
-    ModelCheck,
-    ModuleHook,
-    check_not_sparse,
-    claim,
-    close_plan_before,
-    held_weakly,
-    tensors_in,
-    unclaim,
-)
+from rdmatensor._plan.layout import Layout
+from rdmatensor._plan.memory import Counts
+from rdmatensor._plan.model import ModelCheck, ModuleHook, held_weakly, tensors_in
 from rdmatensor._plan.step import Step
 from rdmatensor._record import names, recorder
 from rdmatensor.context import default_context
@@ -82,7 +65,7 @@ def apply(
 
     Args:
         model: The model.
-        plan: The plan, the same on all ranks.
+        plan: The plan, the same on all ranks; also one that graph_analysis.thin() made.
         optimizer: The optimizer of the model's parameters.
         group: None is the default group. Its CPU backend must be rdmatensor.
         find_unused_parameters: A parameter of the plan that no rank used in a step keeps `.grad` as
@@ -162,7 +145,7 @@ class PlannedModel:
 
     Attributes:
         module: The model.
-        plan: The plan.
+        plan: The plan; after thin() the thin one.
 
     Example:
         >>> planned = rdmatensor.plan.apply(model, plan, optimizer)  # doctest: +SKIP
@@ -180,33 +163,21 @@ class PlannedModel:
     ) -> None:
         self.module = model
         self.plan = plan
+        self._dense = plan
+        self._wanted: TransferPlan | None = None  # from the next forward pass that trains on
+        self._finds_unused = find_unused_parameters
         self._group = _chosen(group)
         check_plan(plan, self._group, find_unused_parameters=find_unused_parameters)
-        self._root = dist.get_global_rank(self._group, 0)
-        self._undo = ExitStack()  # what close() undoes
+        self._undo = ExitStack()  # what close() and another layout undo
         self._hooks: list[Any] = []
         self._outputs: Any = WeakIdKeyDictionary()  # hooks of tensors that the model returned
         self._owes_buffers = True
         self._is_called = False  # through this object, not the model
+        self._counts = Counts()
+        self._costs: Costs | None = None
+        self._step: Step
         try:
-            memory = on_all_ranks(self._laid_out, self._group)
-            check_layouts(memory.numbered, self._group)
-            place = memory.memory
-            make = partial(SentBuffers, plan, model, place, self._root, self._group)
-            buffers = on_all_ranks(make, self._group)
-            self._undo.callback(buffers.close)
-            self._memory, self._buffers = memory, buffers
-            broadcast_all([*model.parameters(), *model.buffers()], self._root, self._group)
-            bound = []
-            for bucket in memory.buckets:
-                bound.append(BoundBucket(bucket.flat, self._group))
-                self._undo.callback(bound[-1].close)
-            costs = Costs(default_context(), memory.counts, buffers)
-            self._check = ModelCheck(model, memory.gradients, held_weakly(self._on_unplanned))
-            self._hooks += self._check.hooks
-            self._step = Step(memory, bound, buffers, self._check, self._group, costs)
-            self._step.finds_unused = find_unused_parameters
-            names.know(model, buffers)
+            self._set_up(plan)
         except BaseException:
             self.close()
             raise
@@ -216,19 +187,28 @@ class PlannedModel:
             optimizer.register_step_pre_hook(ModuleHook(self._before_step)),
         ]
 
-    def _laid_out(self) -> GradientMemory:
-        check_not_sparse(self.module)
-        close_plan_before(self.module)
-        named = dict(self.module.named_parameters())
-        # Under data parallelism all ranks have the same arena.
-        size_bytes = self.plan.arenas[0].peak_bytes if self.plan.arenas else 0
+    def _set_up(self, plan: TransferPlan) -> None:
+        """Lay a plan out, on which all ranks agree; collective."""
+        is_first, model = self._costs is None, self.module
         arrived = held_weakly(self._on_gradient)
-        spans = spans_of(self.plan, named)
-        memory = GradientMemory(size_bytes, spans, default_context(), arrived)
-        self._undo.callback(memory.close)
-        claim(self, memory.numbered)
-        self._undo.callback(unclaim, self, memory.numbered)
-        return memory
+        layout = Layout(self, plan, self._group, arrived, self._counts)
+        self._undo.callback(layout.close)
+        self._memory, self._buffers = layout.memory, layout.buffers
+        if self._costs is None:
+            root = dist.get_global_rank(self._group, 0)
+            broadcast_all([*model.parameters(), *model.buffers()], root, self._group)
+            self._costs = Costs(default_context(), self._counts, layout.buffers)
+        else:
+            self._costs.go_on_with(layout.buffers)
+        check = ModelCheck(model, layout.memory.gradients, held_weakly(self._on_unplanned))
+        for hook in check.hooks:
+            self._undo.callback(hook.remove)
+        step = Step(layout.memory, layout.bound, layout.buffers, check, self._group, self._costs)
+        step.finds_unused = self._finds_unused
+        if not is_first:
+            step.follow(self._step)
+        self._check, self._step = check, step
+        names.know(model, layout.buffers)
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Call the model."""
@@ -268,17 +248,55 @@ class PlannedModel:
         finally:
             self._step.is_syncing = before
 
+    def thin(self, masks: Mapping[str, Mask]) -> None:
+        """Send only the live blocks of gradients, from the next forward pass that trains on.
+
+        Does not communicate. That forward pass does: the ranks compare their masks and announce the
+        new places, and a rank with other masks is a PlanMismatchError on all. After the backward
+        pass a gradient holds the sums of its live blocks and zero elsewhere, so that an optimizer
+        does not move masked weights but by weight decay or momentum. compress.run() calls this in
+        each round.
+
+        Args:
+            masks: Parameter name -> its mask. They replace all masks before; gradients of other
+                parameters are sent whole.
+
+        Raises:
+            ArgumentError: As graph_analysis.thin().
+
+        Example:
+            >>> planned.thin({"fc.weight": Mask((1, 16), live=(0, 9))})  # doctest: +SKIP
+        """
+        self._wanted = thin(self._dense, masks)
+
+    def _change_plan(self) -> None:
+        """Train by the plan that thin() asked for; collective."""
+        if self._wanted is None or self._step.is_running():
+            return
+        # If the ranks differ this raises, and again in the next pass.
+        check_plan(self._wanted, self._group, find_unused_parameters=self._finds_unused)
+        if self._wanted.fingerprint() != self.plan.fingerprint():
+            try:
+                self._undo.close()
+                self._set_up(self._wanted)
+            except BaseException:
+                self.close()
+                raise
+            self.plan = self._wanted
+        self._wanted = None
+
     def describe(self) -> Described:
         """Return what was done since apply(): steps that sent, and what they cost.
 
         "in_place" and "copied" count gradients that autograd wrote in their place and elsewhere
         ("copied_bytes": of the latter), "traced" the allocations that had to be learnt;
-        "sent_bytes" are those of the buckets.
+        "sent_bytes" are those of the buckets, "thinned_bytes" the live blocks copied into them and
+        out of them.
         "posting_s" is the time of the backward pass's thread in the calls that start sums,
         "ending_s" that in which it waited for the last sum.
         "last_step" is the last one alone, between the ends of two backward passes, in this whole
         process: counters(), where "copied_bytes" includes copies into places, of buckets not sent
-        in place, and of packed buffers.
+        in place, of packed buffers and of live blocks.
 
         Returns:
             A dictionary with these keys.
@@ -287,7 +305,7 @@ class PlannedModel:
             >>> planned.describe()["steps"]  # doctest: +SKIP
             10
         """
-        counts, costs = self._memory.counts, self._step.costs
+        counts, costs = self._counts, self._step.costs
         return {
             "steps": self._step.count,
             "buckets": len(self._memory.buckets),
@@ -297,6 +315,7 @@ class PlannedModel:
             "copied": counts.copied,
             "copied_bytes": counts.copied_bytes,
             "traced": counts.traced,
+            "thinned_bytes": counts.thinned_bytes,
             "posting_s": costs.posting_s,
             "ending_s": costs.ending_s,
             "last_step": costs.last_step,
@@ -322,6 +341,7 @@ class PlannedModel:
         if not self._trains():
             self._buffers.before_evaluation(shows=self._is_called)
             return
+        self._change_plan()
         try:
             self._buffers.before_training(is_owed=self._owes_buffers)
         except PlanMismatchError as error:

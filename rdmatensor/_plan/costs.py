@@ -29,6 +29,7 @@ class Described(TypedDict):
     copied: int
     copied_bytes: int
     traced: int
+    thinned_bytes: int
     posting_s: float
     ending_s: float
     last_step: dict[str, float]
@@ -46,9 +47,15 @@ class Costs:
         self._context = context
         self._counts = counts
         self._buffers = buffers
+        self._buffers_before = 0  # bytes copied by buffers that these have replaced
         self.posting_s = self.ending_s = 0.0
         self.last_step: dict[str, float] = {}
         self._before = self._spent()
+
+    def go_on_with(self, buffers: SentBuffers) -> None:
+        """Count the copies of these buffers from now on."""
+        self._buffers_before += self._buffers.copied_bytes
+        self._buffers = buffers
 
     @contextmanager
     def posting(self) -> Iterator[None]:
@@ -73,6 +80,7 @@ class Costs:
     def _spent(self) -> dict[str, float]:
         counters = asdict(self._context.counters())
         spent: dict[str, float] = {name: counters[name] for name in _COUNTED}
-        spent["copied_bytes"] += self._counts.copied_bytes + self._counts.aside_bytes
-        spent["copied_bytes"] += self._buffers.copied_bytes
+        counts = self._counts
+        spent["copied_bytes"] += counts.copied_bytes + counts.aside_bytes + counts.thinned_bytes
+        spent["copied_bytes"] += self._buffers_before + self._buffers.copied_bytes
         return {**spent, "posting_s": self.posting_s, "ending_s": self.ending_s}

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from graph_analysis import TransferPlan
-from graph_analysis.plan import PlannedTensor, gradient_buckets
+from graph_analysis.plan import LiveBlocks, PlannedTensor, gradient_buckets
 from rdmatensor._backend.extension import load_extension
 from rdmatensor._native.malloc_limits import keep_large_blocks
+from rdmatensor._plan.live import LivePart
 from rdmatensor.context import Context
 from rdmatensor.errors import PlanMismatchError
 from rdmatensor.torch import empty, has_allocator
@@ -20,9 +21,9 @@ from rdmatensor.torch import empty, has_allocator
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where one parameter's gradient lies in the memory.
+    """Where one parameter's gradient, or what is sent of it, lies in the memory.
 
-    tensor: its name in the plan; name: the parameter's.
+    tensor: its name in the plan; name: the parameter's. live: its blocks that are sent; None: all.
     """
 
     tensor: str
@@ -30,16 +31,21 @@ class Slot:
     parameter: torch.nn.Parameter
     offset: int
     size_bytes: int
+    live: LiveBlocks | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where one bucket lies in the memory. Its slots need not fill it."""
+    """Where one bucket lies in the memory. Its slots need not fill it.
+
+    alignment_bytes: of each slot.
+    """
 
     dtype: torch.dtype
     offset: int
     size_bytes: int
     slots: list[Slot]
+    alignment_bytes: int = 1
 
 
 @dataclass(slots=True)
@@ -49,6 +55,7 @@ class Counts:
     copied, copied_bytes: gradients that autograd wrote elsewhere.
     traced: allocations learnt; a step that repeats learns none.
     aside_bytes: copied, in addition to copied_bytes, because a bucket could not be sent in place.
+    thinned_bytes: live blocks copied into buckets and out of them.
     """
 
     in_place: int = 0
@@ -56,14 +63,18 @@ class Counts:
     copied_bytes: int = 0
     traced: int = 0
     aside_bytes: int = 0
+    thinned_bytes: int = 0
 
 
 @dataclass(eq=False, slots=True)
 class Gradient:
     """One parameter's gradient, and the number of the allocation that becomes it, if known.
 
-    tensor: its name in the plan; name: the parameter's. place: -1 if it has no bytes.
+    tensor: its name in the plan; name: the parameter's. place: -1 if it has no bytes, or a part of
+        it is sent.
+    address, size_bytes: of what is sent.
     strides: as autograd lays the gradient out: those of the parameter if it is dense.
+    live: its part that is sent; None: all of it.
     """
 
     number: int
@@ -75,6 +86,7 @@ class Gradient:
     place: int
     address: int
     size_bytes: int
+    live: LivePart | None = None
     allocation: int | None = None
 
 
@@ -88,11 +100,13 @@ class Bucket:
     waiting: set[Gradient] = field(default_factory=set)
 
     def part(self, of: torch.Tensor, gradient: Gradient) -> torch.Tensor:
-        """Return a gradient's part of flat, or of a copy of it."""
+        """Return a gradient's part of flat, or of a copy of it, in one dimension if it is thin."""
         like = gradient.parameter
+        first = (gradient.address - self.flat.data_ptr()) // of.element_size()
+        if gradient.live is not None:
+            return of[first : first + gradient.live.count]
         if gradient.place < 0:
             return of[:0].view(like.shape)
-        first = (gradient.address - self.flat.data_ptr()) // of.element_size()
         return of[first : first + like.numel()].as_strided(like.shape, gradient.strides)
 
 
@@ -108,13 +122,15 @@ class GradientMemory:
         spans: Iterable[Span],
         context: Context,
         arrived: Callable[[int], None],
+        counts: Counts | None = None,
     ) -> None:
         """Lay the buckets out in new memory.
 
         arrived: called on the backward thread with the number of a gradient that is final, after
             all hooks of the program on that parameter. It must not keep this object alive.
+        counts: to count further; None: from zero.
         """
-        self.counts = Counts()
+        self.counts = Counts() if counts is None else counts
         self.memory = empty(max(size_bytes, 1), dtype=torch.uint8, context=context).zero_()
         self.size_bytes = self.memory.nbytes
         keep_large_blocks()
@@ -144,6 +160,8 @@ class GradientMemory:
         self._stop = weakref.finalize(self, self._places.stop)  # after a pass that raised
         self._stop.atexit = False
         self._is_tracing = False
+        # By number, while a bucket is on its way: a gradient of which a part is sent, its version.
+        self._sent: dict[int, tuple[torch.Tensor, int]] = {}
 
     def _lay_out(self, spans: Iterable[Span]) -> list[tuple[int, int]]:
         """Make the buckets; return offset and bytes of each place."""
@@ -151,6 +169,7 @@ class GradientMemory:
         for span in spans:
             members = []
             for slot in span.slots:
+                is_whole = slot.live is None and slot.size_bytes > 0
                 gradient = Gradient(
                     number=len(self.gradients),
                     tensor=slot.tensor,
@@ -158,11 +177,14 @@ class GradientMemory:
                     parameter=slot.parameter,
                     strides=strides_of(slot.parameter),
                     bucket=len(self.buckets),
-                    place=len(places) if slot.size_bytes > 0 else -1,
+                    place=len(places) if is_whole else -1,
                     address=self.memory.data_ptr() + slot.offset,
                     size_bytes=slot.size_bytes,
                 )
-                if slot.size_bytes > 0:
+                if slot.live is not None:
+                    like, align = slot.parameter, span.alignment_bytes
+                    gradient.live = LivePart(like, gradient.strides, slot.live, align)
+                if is_whole:
                     places.append((slot.offset, slot.size_bytes))
                 members.append(gradient)
                 self.gradients[slot.parameter] = gradient
@@ -222,6 +244,8 @@ class GradientMemory:
                 f"the gradient of {gradient.name} is sparse, which a plan does not send: make the "
                 "layer with sparse=False, or train with DistributedDataParallel"
             )
+        if gradient.live is not None:
+            return  # its live blocks are copied when the bucket leaves
         if found & self._in_place:
             self.counts.in_place += 1
             return
@@ -258,37 +282,72 @@ class GradientMemory:
         """
         if self._watched.can_leave(bucket.number):
             self._watched.hold(bucket.number)
+            self._thin(bucket, bucket.flat)
             return bucket.flat
         flat = bucket.flat.clone()
         self.counts.aside_bytes += flat.nbytes
         with torch.no_grad():
             for gradient in bucket.gradients:
                 grad = gradient.parameter.grad
+                if gradient.live is not None:
+                    continue
                 if grad is None:
                     bucket.part(flat, gradient).zero_()
                 elif not self.is_in_place(gradient):
                     bucket.part(flat, gradient).copy_(grad)
+        self._thin(bucket, flat)
         return flat
+
+    def _thin(self, bucket: Bucket, flat: torch.Tensor) -> None:
+        """Copy live blocks into what is sent."""
+        for gradient in bucket.gradients:
+            if gradient.live is None:
+                continue
+            part, grad = bucket.part(flat, gradient), gradient.parameter.grad
+            if grad is None:
+                part.zero_()
+                continue
+            gradient.live.gather(grad, part)
+            self.counts.thinned_bytes += gradient.size_bytes
+            self._sent[gradient.number] = (grad, grad._version)
+
+    def _spread(self, bucket: Bucket, flat: torch.Tensor) -> None:
+        """Move sums of live blocks to the gradients, which become zero elsewhere.
+
+        Raises:
+            PlanMismatchError: The program wrote a gradient meanwhile.
+        """
+        for gradient in bucket.gradients:
+            if gradient.live is None:
+                continue
+            sent, version = self._sent.pop(gradient.number, (None, 0))
+            grad = gradient.parameter.grad
+            if sent is not None and sent._version != version:
+                raise _written(gradient)
+            if grad is None:
+                grad = gradient.parameter.grad = self.take(gradient) if sent is None else sent
+            gradient.live.scatter(bucket.part(flat, gradient), grad)
+            self.counts.thinned_bytes += gradient.size_bytes
 
     def arrived(self, bucket: Bucket, flat: torch.Tensor) -> None:
         """Move the sums in what leaving() returned to the gradients."""
         if flat is bucket.flat:
             written = self._watched.let_go(bucket.number)
             if written:
-                raise PlanMismatchError(
-                    f"the gradient of {self.numbered[written[0]].name} was written by the program, "
-                    "for example by a hook of another parameter, while its sum was on its way: "
-                    "change a gradient in a hook of its own parameter, or after backward()"
-                )
+                raise _written(self.numbered[written[0]])
+            self._spread(bucket, flat)
             return
         with torch.no_grad():
             for gradient in bucket.gradients:
+                if gradient.live is not None:
+                    continue
                 part = bucket.part(flat, gradient)
                 self.counts.aside_bytes += gradient.size_bytes
                 if gradient.parameter.grad is None:
                     gradient.parameter.grad = part.clone()
                 else:
                     gradient.parameter.grad.copy_(part)
+        self._spread(bucket, flat)
 
     def unreached(self, outputs: list[torch.Tensor]) -> set[int]:
         """Return the numbers of the gradients that no backward pass from these tensors reaches.
@@ -300,6 +359,7 @@ class GradientMemory:
     def forget(self) -> None:
         """Discard the sums of a pass that raised. No peer may write them any more."""
         self._watched.forget()
+        self._sent.clear()
 
     def is_taken(self, gradient: Gradient) -> bool:
         """Whether a tensor is in the gradient's place."""
@@ -316,6 +376,14 @@ class GradientMemory:
         if allocation >= 0 and allocation != gradient.allocation:
             gradient.allocation = allocation
             self.counts.traced += 1
+
+
+def _written(gradient: Gradient) -> PlanMismatchError:
+    return PlanMismatchError(
+        f"the gradient of {gradient.name} was written by the program, for example by a hook of "
+        "another parameter, while its sum was on its way: change a gradient in a hook of its own "
+        "parameter, or after backward()"
+    )
 
 
 def _last_hook(watched: weakref.ref[Any], number: int) -> Callable[[torch.Tensor], None]:
@@ -354,6 +422,7 @@ def spans_of(plan: TransferPlan, parameters: Mapping[str, torch.nn.Parameter]) -
     offsets = {
         p.tensor: (p.offset, p.size_bytes) for arena in plan.arenas for p in arena.placements
     }
+    live = {one.tensor: one for one in plan.live}
     spans = []
     for planned in gradient_buckets(plan):
         slots = [
@@ -362,11 +431,13 @@ def spans_of(plan: TransferPlan, parameters: Mapping[str, torch.nn.Parameter]) -
                 tensors[name].parameter or name,
                 check_gradient(tensors[name], parameters),
                 *offsets[name],
+                live.get(name),
             )
             for name in planned.tensors
         ]
         dtype = getattr(torch, planned.dtype)
-        spans.append(Span(dtype, planned.places[0].offset, planned.span_bytes, slots))
+        offset, align = planned.places[0].offset, plan.arenas[0].alignment_bytes
+        spans.append(Span(dtype, offset, planned.span_bytes, slots, align))
     return spans
 
 

@@ -5,28 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakIdKeyDictionary
 
 from rdmatensor._plan.memory import Gradient
 from rdmatensor.errors import PlanMismatchError
 
 _AGAIN = "analyze the model and apply the plan again"
-# The plan of each parameter that has one.
-_planned: Any = WeakIdKeyDictionary()
-
-
-class Planned(Protocol):
-    """The part of rdmatensor.plan.PlannedModel that is used here."""
-
-    module: torch.nn.Module
-
-    def close(self) -> None:
-        """Remove the plan from its model."""
 
 
 class ModuleHook:
@@ -73,45 +61,6 @@ def tensors_in(output: object) -> list[torch.Tensor]:
             fields = dataclasses.fields(part)
             waiting += tree_leaves([getattr(part, field.name, None) for field in fields])
     return found
-
-
-def close_plan_before(model: torch.nn.Module) -> None:
-    """Close the model's own plan, which another one is to replace."""
-    for parameter in model.parameters():
-        before = plan_of(parameter)
-        if before is not None and before.module is model:
-            before.close()
-
-
-def plan_of(parameter: torch.Tensor) -> Planned | None:
-    """Return the plan that sends a parameter's gradient; None if none does."""
-    known: weakref.ref[Planned] | None = _planned.get(parameter)
-    return None if known is None else known()
-
-
-def claim(plan: Planned, gradients: Iterable[Gradient]) -> None:
-    """Register the plan as the one of these parameters.
-
-    Raises:
-        PlanMismatchError: One has a plan already, for example if two models share a layer: both
-            would send it.
-    """
-    gradients = list(gradients)
-    for gradient in gradients:
-        if plan_of(gradient.parameter) is not None:
-            raise PlanMismatchError(
-                f"parameter {gradient.name} has the plan of another model, which shares it: "
-                "close() that one first, or plan one model that has both as its parts"
-            )
-    for gradient in gradients:
-        _planned[gradient.parameter] = weakref.ref(plan)
-
-
-def unclaim(plan: Planned, gradients: Iterable[Gradient]) -> None:
-    """Undo claim()."""
-    for gradient in gradients:
-        if plan_of(gradient.parameter) is plan:
-            del _planned[gradient.parameter]
 
 
 def check_not_sparse(model: torch.nn.Module) -> None:

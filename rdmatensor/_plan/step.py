@@ -72,6 +72,15 @@ class Step:
         _applied[number] += 1
         self._passes_sent = 0
 
+    def follow(self, before: Step) -> None:
+        """Go on where the step of another layout of the same model ended."""
+        self.is_syncing, self.sends_next = before.is_syncing, before.sends_next
+        self.count, self.sent_bytes = before.count, before.sent_bytes
+
+    def is_running(self) -> bool:
+        """Whether a backward pass is running."""
+        return self._running is not None
+
     def is_open(self) -> bool:
         """Whether a backward pass is running, or the last one has raised."""
         return self._running is not None or self._has_raised

@@ -44,7 +44,7 @@ def know(module: torch.nn.Module, buffers: PackedBuffers | None = None) -> None:
     buffers: packs its buffers before it sends them, unless DDP does.
     """
     global _modules
-    _modules = [known for known in _modules if known.module() is not None]
+    _modules = [known for known in _modules if known.module() not in (None, module)]
     sent = None if buffers is None else weakref.ref(buffers)
     _modules.append(_Known(weakref.ref(module), sent))
 
