@@ -18,6 +18,7 @@ from rdmatensor.compress.policy import Item, Policy, unwrapped
 from rdmatensor.compress.ranks import Ranks
 from rdmatensor.compress.result import Result, Round, model_bytes
 from rdmatensor.compress.sensitivity import Curve, Evaluate, allocate, fingerprint
+from rdmatensor.compress.sent import send_live_blocks
 
 _EPSILON = 1e-9  # degrees are sums of steps
 
@@ -41,7 +42,8 @@ def run(
 
     Args:
         model: Also inside DistributedDataParallel or a planned model. Its parameters stay the same
-            objects and keep what masks hide.
+            objects and keep what masks hide. A planned model then sends gradients of live blocks
+            only, from each round's first step on.
         policy: Rules, target and rounds.
         optimizer: Its state of masked weights becomes zero each round, so that momentum does not
             move them.
@@ -179,6 +181,7 @@ class _Rounds:
             chosen[item.name] = masks.choose_alive(scored[item.name], part.alive, wanted[item.name])
         for item, alive in zip(pruned, self.ranks.first(list(chosen.values())), strict=True):
             masks.masked_part(item).set(alive)
+        send_live_blocks(self.items)
         self.quiet_optimizer()
 
     def quantize(self, few: list[Item]) -> None:
@@ -244,6 +247,7 @@ class _Snapshot:
                 masked.set(alive)
         for name, tensor in self.tensors.items():
             tensor.copy_(self.values[name])
+        send_live_blocks(self.items)
         if self.optimizer is not None and self.state is not None:
             self.optimizer.load_state_dict(self.state)
 
