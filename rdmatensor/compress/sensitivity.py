@@ -54,8 +54,8 @@ class Curve:
             OSError: The file cannot be written.
 
         Example:
-            >>> Curve(1.0, {}, {}, "").save("/tmp/curve.json")
-            >>> Curve.load("/tmp/curve.json").base
+            >>> Curve(1.0, {}, {}, "").save("curve.json")
+            >>> Curve.load("curve.json").base
             1.0
         """
         target = Path(path)
@@ -78,8 +78,8 @@ class Curve:
             OSError: The file cannot be read.
 
         Example:
-            >>> Curve(1.0, {}, {}, "").save("/tmp/curve.json")
-            >>> Curve.load("/tmp/curve.json").pruned
+            >>> Curve(1.0, {}, {}, "").save("curve.json")
+            >>> Curve.load("curve.json").pruned
             {}
         """
         try:
@@ -106,7 +106,7 @@ class Curve:
             OSError: The file cannot be written.
 
         Example:
-            >>> Curve(1.0, {"fc": {0.5: 1.1}}, {}, "").picture("/tmp/curve.svg")
+            >>> Curve(1.0, {"fc": {0.5: 1.1}}, {}, "").picture("curve.svg")
         """
         from matplotlib.figure import Figure  # slow to import, and few need it
 

@@ -6,6 +6,7 @@ import doctest
 import importlib
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,18 +16,22 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import graph_analysis
 import rdmatensor
+from rdmatensor import compress
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+PARTS = ("policy", "process", "result", "sensitivity", "export", "wire")
 MODULES = (
-    *("compress.wire", "distributed", "hooks", "plan", "symmetric", "torch"),
-    *("_torch.hooks", "_torch.split"),
+    *(f"rdmatensor.compress.{part}" for part in PARTS),
+    *("graph_analysis.thin", "rdmatensor.distributed", "rdmatensor.plan", "rdmatensor.symmetric"),
+    *("rdmatensor.hooks", "rdmatensor.torch", "rdmatensor._torch.hooks"),
+    "rdmatensor._torch.split",
 )
 
 
 def _examples() -> Iterator[doctest.DocTest]:
     finder = doctest.DocTestFinder(exclude_empty=True)
     for name in MODULES:
-        module = importlib.import_module(f"rdmatensor.{name}")
+        module = importlib.import_module(name)
         yield from (one for one in finder.find(module, module.__name__) if one.examples)
 
 
@@ -44,9 +49,18 @@ def handle() -> Iterator[object]:
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
-def test_examples_run(name: str, handle: object, capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_run(
+    name: str,
+    handle: object,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
     example = EXAMPLES[name]
     example.globs = {
+        **{name: getattr(compress, name) for name in compress.__all__},
+        **{name: getattr(graph_analysis, name) for name in graph_analysis.__all__},
         **example.globs,
         "rdmatensor": rdmatensor,
         "torch": torch,
