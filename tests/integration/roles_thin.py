@@ -221,6 +221,33 @@ def rounds(rank: int, world: int) -> dict[str, Any]:
     return found
 
 
+def loaded(rank: int, world: int) -> list[bool]:
+    """Masks come with a checkpoint: with fewer live blocks, then with more; copies have no plan."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    plan = analyze(model, (data(0, 0),), strategy=DataParallel(world))
+    planned = rdmatensor.plan.apply(model, plan, optimizer)
+    states = []
+    for degree in (0.5, 0.9):
+        pruned(model, degree)
+        train(planned, optimizer, rank, 1)
+        states.append(copy.deepcopy(model.state_dict()))
+    found = []
+    for state, degree in ((states[0], 0.5), (states[1], 0.9)):
+        model.load_state_dict(state)
+        other = copy.deepcopy(model)
+        other.load_state_dict(states[0])
+        train(planned, optimizer, rank, 1)
+        blocks = [layer.weight.numel() // 16 for layer in model if isinstance(layer, nn.Linear)]
+        live = sum(count - round(degree * count) for count in blocks)
+        biases = sum(layer.bias.nbytes for layer in model if isinstance(layer, nn.Linear))
+        found.append(payload(planned.plan) == live * 64 + biases)
+    planned.close()
+    dist.destroy_process_group()
+    return found
+
+
 def payload(plan: TransferPlan) -> int:
     return sum(bucket.payload_bytes for bucket in plan.buckets if bucket.phase == "backward")
 

@@ -106,6 +106,10 @@ def test_masks_that_differ_name_the_layer_on_all_ranks(tmp_path: Path) -> None:
         assert rank["bits"] == ranks[0]["bits"]
 
 
+def test_masks_of_a_checkpoint_are_followed(tmp_path: Path) -> None:
+    assert run("loaded", tmp_path) == [[True, True]] * 2
+
+
 def test_programs_that_change_gradients_and_parameters_that_are_not_used(tmp_path: Path) -> None:
     for rank in run("surprises", tmp_path):
         assert all(rank["replaced"])
