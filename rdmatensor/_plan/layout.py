@@ -11,9 +11,10 @@ import torch.distributed as dist
 from graph_analysis import TransferPlan
 from rdmatensor._plan.agree import BoundBucket, check_layouts, on_all_ranks
 from rdmatensor._plan.buffers import SentBuffers
-from rdmatensor._plan.memory import Counts, GradientMemory, spans_of
+from rdmatensor._plan.memory import Counts, GradientMemory
 from rdmatensor._plan.model import check_not_sparse
 from rdmatensor._plan.planned import Planned, claim, close_plan_before, unclaim
+from rdmatensor._plan.spans import spans_of
 from rdmatensor.context import default_context
 
 

@@ -3,49 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from graph_analysis import TransferPlan
-from graph_analysis.plan import LiveBlocks, PlannedTensor, gradient_buckets
 from rdmatensor._backend.extension import load_extension
 from rdmatensor._native.malloc_limits import keep_large_blocks
 from rdmatensor._plan.live import LivePart
+from rdmatensor._plan.spans import Span
 from rdmatensor.context import Context
 from rdmatensor.errors import PlanMismatchError
 from rdmatensor.torch import empty, has_allocator
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Where one parameter's gradient, or what is sent of it, lies in the memory.
-
-    tensor: its name in the plan; name: the parameter's. live: its blocks that are sent; None: all.
-    """
-
-    tensor: str
-    name: str
-    parameter: torch.nn.Parameter
-    offset: int
-    size_bytes: int
-    live: LiveBlocks | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Where one bucket lies in the memory. Its slots need not fill it.
-
-    alignment_bytes: of each slot.
-    """
-
-    dtype: torch.dtype
-    offset: int
-    size_bytes: int
-    slots: list[Slot]
-    alignment_bytes: int = 1
 
 
 @dataclass(slots=True)
@@ -414,50 +384,3 @@ def grad_of(gradient: Gradient) -> torch.Tensor:
     found = gradient.parameter.grad
     assert found is not None
     return found
-
-
-def spans_of(plan: TransferPlan, parameters: Mapping[str, torch.nn.Parameter]) -> list[Span]:
-    """Return a plan's buckets; PlanMismatchError if the model lacks one of its parameters."""
-    tensors = {tensor.name: tensor for tensor in plan.tensors}
-    offsets = {
-        p.tensor: (p.offset, p.size_bytes) for arena in plan.arenas for p in arena.placements
-    }
-    live = {one.tensor: one for one in plan.live}
-    spans = []
-    for planned in gradient_buckets(plan):
-        slots = [
-            Slot(
-                name,
-                tensors[name].parameter or name,
-                check_gradient(tensors[name], parameters),
-                *offsets[name],
-                live.get(name),
-            )
-            for name in planned.tensors
-        ]
-        dtype = getattr(torch, planned.dtype)
-        offset, align = planned.places[0].offset, plan.arenas[0].alignment_bytes
-        spans.append(Span(dtype, offset, planned.span_bytes, slots, align))
-    return spans
-
-
-def check_gradient(
-    planned: PlannedTensor, parameters: Mapping[str, torch.nn.Parameter]
-) -> torch.nn.Parameter:
-    """Return the parameter of a planned gradient; PlanMismatchError if it differs."""
-    parameter = parameters.get(planned.parameter or planned.name)
-    wants = f"{planned.shape} of {planned.dtype}"
-    if parameter is None:
-        raise PlanMismatchError(
-            f"the plan has a gradient of {planned.parameter} ({wants}), the model no such parameter"
-        )
-    found = f"{tuple(parameter.shape)} of {str(parameter.dtype).removeprefix('torch.')}"
-    if found != wants:
-        raise PlanMismatchError(
-            f"the plan's {planned.parameter} is {wants}, the model's is {found}"
-        )
-    if not parameter.requires_grad:
-        raise PlanMismatchError(
-            f"the plan has a gradient of {planned.parameter}, which is frozen in the model"
-        )
-    return parameter

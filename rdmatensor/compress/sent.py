@@ -48,4 +48,5 @@ def _follow(item: Item, items: Sequence[Item]) -> None:
         if before is not None:
             before.remove()
         hook = ModuleHook(lambda *_: send_live_blocks(items))
-        _loading[module] = module.register_load_state_dict_post_hook(hook)
+        register: Any = module.register_load_state_dict_post_hook
+        _loading[module] = register(hook)

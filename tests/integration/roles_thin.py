@@ -67,15 +67,13 @@ def against_ddp(
     if how == "channels_last":
         theirs = theirs.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     mine = copy.deepcopy(theirs)
-    masks = random_masks(mine, seed)
-    plan = thin(plan_of(model, world), masks)
+    plan = thin(plan_of(model, world), masks := random_masks(mine, seed))
     assert plan.live
     optimizers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (mine, theirs)]
     planned = rdmatensor.plan.apply(mine, plan, optimizers[0])
     oracle: Any = DistributedDataParallel(theirs, process_group=gloo)
     live = {n: expanded(p, masks[n]) for n, p in theirs.named_parameters() if n in masks}
-    held: list[Any] = []
-    wrong, dead = 0.0, 0.0
+    held, wrong, dead = list[Any](), 0.0, 0.0
     for step in range(STEPS):
         for trained, optimizer in zip((planned, oracle), optimizers, strict=True):
             optimizer.zero_grad(set_to_none=how != "kept")
@@ -100,7 +98,8 @@ def against_ddp(
     planned.close()
     del oracle
     gc.collect()
-    found = {
+    dist.destroy_process_group()
+    return {
         "wrong": wrong,
         "dead": dead,
         "bits": bits_of(mine),
@@ -108,8 +107,6 @@ def against_ddp(
         "span_bytes": STEPS * sum(b.span_bytes for b in plan.buckets if b.phase == "backward"),
         "thinned_bytes": described["thinned_bytes"],
     }
-    dist.destroy_process_group()
-    return found
 
 
 def net(seed: int = 0) -> Any:
@@ -177,8 +174,7 @@ def rounds(rank: int, world: int) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     plan = analyze(model, (data(0, 0),), strategy=DataParallel(world))
     planned = rdmatensor.plan.apply(model, plan, optimizer)
-    seen: list[list[dict[str, float]]] = []
-    plans: list[TransferPlan] = []
+    seen, plans = list[list[dict[str, float]]](), list[TransferPlan]()
 
     def retrain(trained: Any) -> None:
         seen.append([])

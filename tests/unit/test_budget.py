@@ -338,7 +338,7 @@ def test_a_tensor_that_changes_while_it_is_written_is_noticed() -> None:
     assert torch.equal(weight.grad, wanted)
     made, weight.grad = run(torch.ones(128, 128)).sum(), None
     made.backward(retain_graph=True)
-    made.backward()  # what was read once is read again
+    made.backward()  # reads the saved tensors again
     assert torch.equal(weight.grad, 2 * wanted)
     assert swapper.counts.unplanned == 0
     saved.clear()

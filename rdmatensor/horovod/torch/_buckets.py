@@ -15,7 +15,8 @@ from typing import cast
 import torch
 
 from rdmatensor._plan.memory import Bucket as Places
-from rdmatensor._plan.memory import Counts, GradientMemory, Slot, Span
+from rdmatensor._plan.memory import Counts, GradientMemory
+from rdmatensor._plan.spans import Slot, Span
 from rdmatensor._torch import adoption
 from rdmatensor._torch.ddp.gradients import LEAST_BYTES
 from rdmatensor.context import default_context
