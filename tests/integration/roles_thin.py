@@ -57,6 +57,24 @@ def keep_views(model: nn.Module) -> list[Any]:
     return [None if p.grad is None else p.grad.view(-1) for p in model.parameters()]
 
 
+def difference(mine: nn.Module, theirs: nn.Module, live: dict[str, torch.Tensor]) -> float:
+    """Set the other model's masked gradients to zero; return how far any gradients are apart."""
+    wrong = 0.0
+    for (name, one), other in zip(mine.named_parameters(), theirs.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        if name in live:
+            other.grad.mul_(live[name])
+        wrong = max(wrong, float((one.grad - other.grad).abs().max()))
+    return wrong
+
+
+def masked(model: nn.Module, live: dict[str, torch.Tensor]) -> float:
+    """Return the largest gradient of a masked weight."""
+    grads = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    return max([0.0, *(float((grads[name] * ~live[name]).abs().max()) for name in live)])
+
+
 def against_ddp(
     rank: int, world: int, model: str, seed: int = 0, how: str = "plain"
 ) -> dict[str, Any]:
@@ -67,13 +85,15 @@ def against_ddp(
     if how == "channels_last":
         theirs = theirs.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     mine = copy.deepcopy(theirs)
-    plan = thin(plan_of(model, world), masks := random_masks(mine, seed))
+    masks = random_masks(mine, seed)
+    plan = thin(plan_of(model, world), masks)
     assert plan.live
     optimizers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (mine, theirs)]
     planned = rdmatensor.plan.apply(mine, plan, optimizers[0])
     oracle: Any = DistributedDataParallel(theirs, process_group=gloo)
     live = {n: expanded(p, masks[n]) for n, p in theirs.named_parameters() if n in masks}
-    held, wrong, dead = list[Any](), 0.0, 0.0
+    held: list[Any] = []
+    wrong, dead = 0.0, 0.0
     for step in range(STEPS):
         for trained, optimizer in zip((planned, oracle), optimizers, strict=True):
             optimizer.zero_grad(set_to_none=how != "kept")
@@ -85,21 +105,14 @@ def against_ddp(
             loss_of(trained(batch_of(step, rank))).backward()
             if how == "held":
                 held.append(keep_views(mine))
-        for (name, one), other in zip(mine.named_parameters(), theirs.parameters(), strict=True):
-            assert one.grad is not None
-            assert other.grad is not None
-            if name in live:
-                other.grad.mul_(live[name])
-                dead = max([dead, *one.grad[~live[name]].abs().tolist()])
-            wrong = max(wrong, float((one.grad - other.grad).abs().max()))
+        wrong, dead = max(wrong, difference(mine, theirs, live)), max(dead, masked(mine, live))
         for optimizer in optimizers:
             optimizer.step()
     described = planned.describe()
     planned.close()
     del oracle
     gc.collect()
-    dist.destroy_process_group()
-    return {
+    found = {
         "wrong": wrong,
         "dead": dead,
         "bits": bits_of(mine),
@@ -107,6 +120,8 @@ def against_ddp(
         "span_bytes": STEPS * sum(b.span_bytes for b in plan.buckets if b.phase == "backward"),
         "thinned_bytes": described["thinned_bytes"],
     }
+    dist.destroy_process_group()
+    return found
 
 
 def net(seed: int = 0) -> Any:
@@ -165,6 +180,17 @@ def twins(rank: int, world: int) -> dict[str, Any]:
     return found
 
 
+def is_of_masks(plan: TransferPlan, result: compress.Result) -> bool:
+    """Whether a plan sends what the masks leave of three weights."""
+    live = {one.tensor: one.live for one in plan.live}
+    return len(live) == 3 and all(
+        result.masks[tensor.parameter].flatten().nonzero().flatten().tolist()
+        == list(live[tensor.name])
+        for tensor in plan.tensors
+        if tensor.name in live and tensor.parameter is not None
+    )
+
+
 def rounds(rank: int, world: int) -> dict[str, Any]:
     """Compress under a plan in rounds, of which one is refused; what each step costs."""
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
@@ -174,7 +200,8 @@ def rounds(rank: int, world: int) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     plan = analyze(model, (data(0, 0),), strategy=DataParallel(world))
     planned = rdmatensor.plan.apply(model, plan, optimizer)
-    seen, plans = list[list[dict[str, float]]](), list[TransferPlan]()
+    seen: list[list[dict[str, float]]] = []
+    plans: list[TransferPlan] = []
 
     def retrain(trained: Any) -> None:
         seen.append([])
@@ -195,7 +222,6 @@ def rounds(rank: int, world: int) -> dict[str, Any]:
     train(planned, optimizer, rank, 2)
     with witnessed(witness, aside):
         train(planned, optimizer, rank, 5)
-    live = {one.tensor: one.live for one in planned.plan.live}
     found = {
         "degrees": [max(entry.degrees.values()) for entry in result.history],
         "accepted": [entry.is_accepted for entry in result.history],
@@ -204,13 +230,7 @@ def rounds(rank: int, world: int) -> dict[str, Any]:
         "dense": payload(plan),
         "witness": witness,
         "steps_counted": planned.describe()["steps"],
-        "is_of_masks": len(live) == 3
-        and all(
-            result.masks[tensor.parameter].flatten().nonzero().flatten().tolist()
-            == list(live[tensor.name])
-            for tensor in plan.tensors
-            if tensor.name in live and tensor.parameter is not None
-        ),
+        "is_of_masks": is_of_masks(planned.plan, result),
     }
     planned.close()
     dist.destroy_process_group()
@@ -277,123 +297,4 @@ def differing(rank: int, world: int) -> dict[str, Any]:
     found["bits"] = bits_of(model)
     planned.close()
     dist.destroy_process_group()
-    return found
-
-
-def surprises(rank: int, world: int) -> dict[str, Any]:
-    """Programs that do things to gradients, and parameters that no rank used."""
-    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
-    found: dict[str, Any] = {}
-    few = {name: Mask((1, 16), tuple(range(0, 1024, 3))) for name in ("0.weight", "4.weight")}
-    plan = thin(analyze(net(), (data(0, 0),), strategy=DataParallel(world)), few)
-
-    def gradients(change: Callable[[Any], object]) -> list[torch.Tensor]:
-        model = net()
-        optimizer = torch.optim.SGD(model.parameters(), 0.05)
-        planned = rdmatensor.plan.apply(model, plan, optimizer)
-        change(model)
-        loss_of(planned(data(0, rank))).backward()
-        found_here = [p.grad.clone() for p in model.parameters()]
-        planned.close()
-        return found_here
-
-    def on_first(call: Callable[[Any], object]) -> Callable[[Any], object]:
-        """Call when the gradient of the first weight is there, the last of all."""
-        return lambda model: model[0].weight.register_post_accumulate_grad_hook(call)
-
-    def replace(parameter: Any) -> None:
-        parameter.grad = parameter.grad.clone()
-
-    def drop(parameter: Any) -> None:
-        parameter.grad = None
-
-    plain = gradients(lambda _: None)
-    for what, call in (("replaced", replace), ("dropped", drop)):
-        values = gradients(on_first(call))
-        found[what] = [torch.equal(a, b) for a, b in zip(plain, values, strict=True)]
-        found[what + " sum"] = float(values[0].abs().sum())
-
-    found["written"] = written(rank, world)
-    found["nothing"] = nothing(world)
-    found["unused"] = unused(rank, world)
-    dist.destroy_process_group()
-    return found
-
-
-def nothing(world: int) -> list[float]:
-    """Nothing of the model is live: its bucket has no bytes."""
-    model = nn.Linear(32, 32, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    plan = thin(
-        analyze(model, (torch.ones(2, 32),), strategy=DataParallel(world)),
-        {"weight": Mask((4, 4), ())},
-    )
-    planned = rdmatensor.plan.apply(model, plan, optimizer)
-    sums = []
-    for _ in range(3):
-        planned(torch.ones(2, 32)).sum().backward()  # type: ignore[attr-defined]
-        assert model.weight.grad is not None
-        sums.append(float(model.weight.grad.abs().sum()))
-    planned.close()
-    return sums
-
-
-def written(rank: int, world: int) -> str:
-    """A hook writes the gradient of another parameter whose bucket has left."""
-    torch.manual_seed(1)
-    model: Any = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(6)])
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    batch = torch.ones(4, 1024)
-    half = Mask((1, 32), tuple(range(0, 1024 * 32, 2)))
-    dense = analyze(model, (batch,), strategy=DataParallel(world))
-    plan = thin(dense, {f"{layer}.weight": half for layer in range(6)})
-    assert "5.weight.grad" not in plan.buckets[-1].tensors
-    planned = rdmatensor.plan.apply(model, plan, optimizer)
-
-    def scale(_parameter: torch.Tensor) -> None:
-        model[5].weight.grad.mul_(0.5)
-
-    model[0].bias.register_post_accumulate_grad_hook(scale)
-    try:
-        loss_of(planned(batch)).backward()  # type: ignore[arg-type]
-    except RuntimeError as error:
-        return f"{type(error).__name__}: {error}"
-    finally:
-        planned.close()
-    return "nothing was said"
-
-
-class Branches(nn.Module):
-    """Uses one of two layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
-
-    def forward(self, x: torch.Tensor, which: int = 0) -> torch.Tensor:
-        chosen: torch.Tensor = self.first(x) if which == 0 else self.second(x)
-        return chosen + (0 if which < 2 else self.first(x))
-
-
-def unused(rank: int, world: int) -> dict[str, Any]:
-    """Of two layers one is used, by one rank or by none; absent are gradients that are None."""
-    found = {}
-    for is_found in (False, True):
-        torch.manual_seed(1)
-        model = Branches()
-        optimizer = torch.optim.SGD(model.parameters(), 0.05)
-        plan = analyze(model, (torch.ones(2, 32), 2), strategy=DataParallel(world))
-        few = {name: Mask((1, 16), (0, 5, 63)) for name in ("first.weight", "second.weight")}
-        planned = rdmatensor.plan.apply(
-            model, thin(plan, few), optimizer, find_unused_parameters=is_found
-        )
-        x = torch.ones(2, 32)
-        planned(x, rank % 2).sum().backward()  # type: ignore[attr-defined]
-        first: Any = model.first.weight.grad
-        one = float(first.sum())
-        optimizer.zero_grad()
-        planned(x, 0).sum().backward()  # type: ignore[attr-defined]
-        absent = [name for name, p in model.named_parameters() if p.grad is None]
-        found[str(is_found)] = {"one rank": one, "absent": absent}
-        planned.close()
     return found

@@ -19,7 +19,9 @@ SLACK_BYTES = 64 * 1024  # heartbeats and goodbyes
 
 
 def run(role: str, out: Path, world: int = 2, **words: Any) -> list[Any]:
-    return jobs.results(jobs.run(f"roles_thin:{role}", world, out, timeout_s=START_S, **words))
+    module, _, name = role.rpartition(":")
+    where = f"{module or 'roles_thin'}:{name}"
+    return jobs.results(jobs.run(where, world, out, timeout_s=START_S, **words))
 
 
 def check_sums(ranks: list[dict[str, Any]], most_wrong: float = 0.0) -> None:
@@ -111,7 +113,7 @@ def test_masks_of_a_checkpoint_are_followed(tmp_path: Path) -> None:
 
 
 def test_programs_that_change_gradients_and_parameters_that_are_not_used(tmp_path: Path) -> None:
-    for rank in run("surprises", tmp_path):
+    for rank in run("roles_thin_programs:surprises", tmp_path):
         assert all(rank["replaced"])
         assert rank["replaced sum"] > 0
         assert all(rank["dropped"][1:])
