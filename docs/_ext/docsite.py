@@ -14,6 +14,7 @@ from pathlib import Path
 
 import generated
 import pictures
+from docutils import nodes
 from sphinx.application import Sphinx
 
 from bench import doc_tables
@@ -88,10 +89,21 @@ def _draw(app: Sphinx) -> None:
     pictures.draw_all(Path(app.srcdir) / "_static/pictures")
 
 
+def _trim(app: Sphinx, document: nodes.document) -> None:
+    """Remove the blank lines at the end of code, which a part of a program ends with."""
+    del app
+    for block in document.findall(nodes.literal_block):
+        text = block.astext().rstrip()
+        if block.rawsource == block.astext():  # else it has markup, and is not highlighted
+            block.rawsource = text
+            block[:] = [nodes.Text(text)]
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect what fills pages."""
     app.connect("builder-inited", _draw)
     app.connect("source-read", _read)
+    app.connect("doctree-read", _trim)
     app.connect("autodoc-skip-member", _skips)
     app.connect("autodoc-process-docstring", _docstring, priority=1)  # before napoleon's
     return {"parallel_read_safe": True, "parallel_write_safe": True}
