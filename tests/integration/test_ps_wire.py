@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from rdmatensor import errors, ps
 from rdmatensor.ps.calls import flag, number, parse_answer, region
+from rdmatensor.ps.pyrules import described
 
 JSON = st.recursive(
     st.none()
@@ -25,6 +27,18 @@ JSON = st.recursive(
     max_leaves=5,
 )
 RULE = {"kind": "SGD", "lr": 0.1}
+
+
+@dataclass
+class Mine(ps.PythonRule):
+    """A rule that the server knows."""
+
+    lr: float = 0.5
+
+    def state(self, dim: int) -> int:
+        return dim
+
+
 VALID: list[dict[str, Any]] = [
     {
         "call": "table",
@@ -41,6 +55,16 @@ VALID: list[dict[str, Any]] = [
     {"call": "first values", "name": "d"},
     {"call": "values", "name": "d"},
     {"call": "describe"},
+    {
+        "call": "table",
+        "table": {
+            "name": "p", "dim": 2, "rows": 10, "seed": 1, "consistency": "relaxed",
+            "rule": described(Mine(), 2)._spec(),
+            "init": {"kind": "ZERO", "first": 0.0, "second": 0.0},
+        },
+    },
+    {"call": "feed"},
+    {"call": "feed more", "chunks": 3, "last": False},
 ]  # fmt: skip
 
 

@@ -116,7 +116,7 @@ class Pipe:
         try:
             tree, specs = json.loads(data)
             tensors = [torch.empty(shape, dtype=_dtype(name)) for name, shape in specs]
-        except (TypeError, ValueError, RuntimeError, RecursionError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise _wrong(data, error) from error
         for tensor in tensors:
             for piece in _pieces(tensor):
