@@ -6,6 +6,7 @@ writes tensors from where they are; the receiver copies each piece out of the sl
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from rdmatensor._native.arguments import SECONDS_MAX, invalid
 from rdmatensor.context import Context
 from rdmatensor.endpoint import Endpoint
-from rdmatensor.errors import ProtocolError, TransferTimeoutError
+from rdmatensor.errors import ClosedError, PeerError, ProtocolError, TransferTimeoutError
 from rdmatensor.slot import SlotReceiver, SlotSender
 from rdmatensor.transfer import Transfer
 
@@ -86,11 +87,24 @@ class Pipe:
             PeerError: The peer died or left.
         """
         assert self._out is not None
-        sent: list[Transfer] = [self._put(np.frombuffer(packed.head, np.uint8))]
-        for tensor in packed.tensors:
-            sent.extend(self._put(piece.numpy()) for piece in _pieces(tensor))
-        for one in sent:
-            one.wait(SECONDS_MAX)
+        with self._closed_by_peer():
+            sent: list[Transfer] = [self._put(np.frombuffer(packed.head, np.uint8))]
+            for tensor in packed.tensors:
+                sent.extend(self._put(piece.numpy()) for piece in _pieces(tensor))
+            for one in sent:
+                one.wait(SECONDS_MAX)
+
+    @contextlib.contextmanager
+    def _closed_by_peer(self) -> Iterator[None]:
+        """Raise PeerError for a slot that the peer has closed or that ended with it."""
+        try:
+            yield
+        except ClosedError as closed:
+            error = PeerError(
+                "RDT_EPEER", "drive", f"rank {self._peer.rank} has ended its part: {closed.detail}"
+            )
+            error.rank = self._peer.rank
+            raise error from closed
 
     def _put(self, piece: np.ndarray[Any, Any]) -> Transfer:
         assert self._out is not None
