@@ -61,8 +61,9 @@ class Other:
 class Partition:
     """How a step is split over ranks.
 
-    shares are the rows of each rank in a global batch. micro_batches: of a pipeline. reasons say
-    why, and what was not considered. others are runners-up, the best first.
+    shares are the rows of each rank in a global batch. micro_batches: of a pipeline. is_planned:
+    a plan sends the gradients of a model that is replicated whole, DistributedDataParallel does
+    not. reasons say why, and what was not considered. others are runners-up, the best first.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Partition:
     shares: tuple[int, ...]
     predicted: Prediction
     micro_batches: int = 1
+    is_planned: bool = True
     reasons: tuple[str, ...] = ()
     others: tuple[Other, ...] = ()
 

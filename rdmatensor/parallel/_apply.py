@@ -162,7 +162,9 @@ class ParallelModel:
         self.optimizer = optimizer(self.parameters())
         self._planned: plan.PlannedModel | None = None
         is_even = len(set(partition.shares)) == 1  # plans have the sizes of inputs
-        self._is_planned = self._stage is None and is_even and not split and _has_plans(ranks.group)
+        is_whole = self._stage is None and not split
+        may_plan = partition.is_planned and _has_plans(ranks.group)
+        self._is_planned = is_whole and is_even and may_plan
         self._runner: Any = model
         if not self._is_planned and self._stage is None:
             self._runner = _replicated(model, split, ranks.group)

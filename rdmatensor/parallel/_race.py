@@ -22,7 +22,7 @@ from rdmatensor.parallel._stages import Loss
 _WARM_UPS = 2
 _STEPS = 5
 _EQUAL_PERCENT = 5  # within this much of the fastest the one that was predicted best stays
-PLAIN = "DistributedDataParallel"
+PLAIN, _SIMPLE = "DistributedDataParallel", "data parallel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,8 @@ def race(
     ranks: Ranks,
 ) -> Partition:
     """The candidate that is fastest when run, with all measured times in its reasons.
+
+    If DistributedDataParallel is faster than all, data parallel is run by it.
 
     Candidates with unequal rows take the first or the repeated rows of the example.
     """
@@ -64,6 +66,9 @@ def race(
     fastest = min(one.measured_ns for one in measured)
     allowed = fastest * (100 + _EQUAL_PERCENT) // 100
     chosen = next(one.partition for one in measured if one.measured_ns <= allowed)
+    simple = next((one.partition for one in measured if one.partition.name == _SIMPLE), None)
+    if simple is not None and medians[-1] * (100 + _EQUAL_PERCENT) < fastest * 100:
+        chosen = replace(simple, is_planned=False)
     reasons = [
         f"measured in {_STEPS} steps: {one.partition.name}: {one.measured_ns / 1e6:.2f} ms,"
         f" predicted {one.partition.predicted.step_ns / 1e6:.2f}"

@@ -101,7 +101,7 @@ def partition_of(
         for u in units
     )
     assert len(pairs) == (0 if "column_row" not in ways else 2 if hasattr(model, "mlp") else 1)
-    return Partition(ways, world, chosen, shares, predicted)
+    return Partition(ways, world, chosen, shares, predicted, is_planned=ways != "ddp")
 
 
 def whole(parameter: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(200)
 
 @pytest.mark.parametrize("kind", ["tail", "decoder"])
 def test_two_ranks_train_as_one_process(kind: str, tmp_path: Path) -> None:
-    ways = ["replicate", "column_row", "fsdp", "column_row fsdp", "unequal"]
+    ways = ["replicate", "ddp", "column_row", "fsdp", "column_row fsdp", "unequal"]
     ranks = jobs.run("roles_parallel:trained", 2, tmp_path, timeout_s=SECONDS, kind=kind, ways=ways)
     for found in jobs.results(ranks):
         for way, (worst, held) in zip(ways, found, strict=True):
