@@ -20,6 +20,7 @@ optimizers, DistributedDataParallel and planned models go on with them.
 from __future__ import annotations
 
 from rdmatensor.compress.export import load
+from rdmatensor.compress.fsdp import ReduceScatter
 from rdmatensor.compress.policy import Item, Policy, Progressive, Prune, Quantize, Target
 from rdmatensor.compress.process import run
 from rdmatensor.compress.result import Result, Round
@@ -33,6 +34,7 @@ __all__ = [
     "Progressive",
     "Prune",
     "Quantize",
+    "ReduceScatter",
     "Result",
     "Round",
     "Target",
