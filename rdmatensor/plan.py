@@ -20,9 +20,9 @@ backward() returns when all sums have arrived, as with DistributedDataParallel. 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,7 @@ from rdmatensor._plan.layout import Layout
 from rdmatensor._plan.memory import Counts
 from rdmatensor._plan.model import ModelCheck, ModuleHook, held_weakly, tensors_in
 from rdmatensor._plan.step import Step
+from rdmatensor._plan.wires import Wires
 from rdmatensor._record import names, recorder
 from rdmatensor.context import default_context
 from rdmatensor.errors import PlanMismatchError
@@ -51,6 +52,8 @@ def apply(
     group: dist.ProcessGroup | None = None,
     *,
     find_unused_parameters: bool = False,
+    wire: Literal["exact", "bf16", "q8", "auto"] = "exact",
+    allow: Sequence[Literal["bf16", "q8"]] = ("bf16", "q8"),
 ) -> PlannedModel:
     """Make `model` train by `plan`, which DataParallel made for as many ranks as the group has.
 
@@ -73,6 +76,10 @@ def apply(
             for it. Otherwise such a gradient is zero, which momentum and weight decay act on. Also
             needed if ranks use different parameters and a backward pass has other collectives on
             the group.
+        wire: How buckets of float32 travel, the same on all ranks; see
+            rdmatensor.compress.all_reduce(). "auto" times sums of each bucket of 256 KiB or more
+            and takes the fastest lossy wire if that needs less than 0.9 of the exact time.
+        allow: The lossy wires that "auto" may take.
 
     Returns:
         The model that trains by the plan.
@@ -81,6 +88,7 @@ def apply(
         PlanMismatchError: On all ranks: plans differ, the model is not the plan's, a layer has
             sparse gradients, or another model's plan sends a parameter; it names the first tensor.
         InvalidArgumentError: On all ranks: another strategy, or another number of ranks.
+        ValueError: A wire is unknown.
 
     Example:
         >>> model, inputs = torch.nn.Linear(4, 2), (torch.ones(3, 4),)
@@ -97,6 +105,8 @@ def apply(
         optimizer,
         group,
         find_unused_parameters=find_unused_parameters,
+        wire=wire,
+        allow=allow,
     )
 
 
@@ -160,6 +170,8 @@ class PlannedModel:
         group: dist.ProcessGroup | None,
         *,
         find_unused_parameters: bool,
+        wire: str = "exact",
+        allow: Sequence[str] = (),
     ) -> None:
         self.module = model
         self.plan = plan
@@ -167,7 +179,9 @@ class PlannedModel:
         self._wanted: TransferPlan | None = None  # from the next forward pass that trains on
         self._finds_unused = find_unused_parameters
         self._group = _chosen(group)
-        check_plan(plan, self._group, find_unused_parameters=find_unused_parameters)
+        self._wires = Wires(wire, allow, self._group)
+        words = self._wires.words
+        check_plan(plan, self._group, words, find_unused_parameters=find_unused_parameters)
         self._undo = ExitStack()  # what close() and another layout undo
         self._hooks: list[Any] = []
         self._outputs: Any = WeakIdKeyDictionary()  # hooks of tensors that the model returned
@@ -191,7 +205,7 @@ class PlannedModel:
         """Lay a plan out, on which all ranks agree; collective."""
         is_first, model = self._costs is None, self.module
         arrived = held_weakly(self._on_gradient)
-        layout = Layout(self, plan, self._group, arrived, self._counts)
+        layout = Layout(self, plan, self._group, arrived, self._counts, self._wires)
         self._undo.callback(layout.close)
         self._memory, self._buffers = layout.memory, layout.buffers
         if self._costs is None:
@@ -274,7 +288,8 @@ class PlannedModel:
         if self._wanted is None or self._step.is_running():
             return
         # If the ranks differ this raises, and again in the next pass.
-        check_plan(self._wanted, self._group, find_unused_parameters=self._finds_unused)
+        words = self._wires.words
+        check_plan(self._wanted, self._group, words, find_unused_parameters=self._finds_unused)
         if self._wanted.fingerprint() != self.plan.fingerprint():
             try:
                 self._undo.close()
@@ -294,6 +309,7 @@ class PlannedModel:
         out of them.
         "posting_s" is the time of the backward pass's thread in the calls that start sums,
         "ending_s" that in which it waited for the last sum.
+        "wires" has the wire of each bucket, and with wire="auto" why it is that.
         "last_step" is the last one alone, between the ends of two backward passes, in this whole
         process: counters(), where "copied_bytes" includes copies into places, of buckets not sent
         in place, of packed buffers and of live blocks.
@@ -318,8 +334,35 @@ class PlannedModel:
             "thinned_bytes": counts.thinned_bytes,
             "posting_s": costs.posting_s,
             "ending_s": costs.ending_s,
+            "wires": list(self._wires.reasons),
             "last_step": costs.last_step,
         }
+
+    def wire_state(self) -> dict[str, Any]:
+        """Return what lossy wires lost so far, for a checkpoint. Each rank has its own.
+
+        Returns:
+            Tensors, by bucket.
+
+        Example:
+            >>> planned.wire_state()  # doctest: +SKIP
+            {'residuals': [None]}
+        """
+        return self._wires.state()
+
+    def load_wire_state(self, state: Mapping[str, Any]) -> None:
+        """Take what wire_state() returned on this rank, for the same plan.
+
+        Args:
+            state: A bucket without a residual begins at zero.
+
+        Raises:
+            ValueError: It belongs to another model or plan; nothing is taken.
+
+        Example:
+            >>> planned.load_wire_state(planned.wire_state())  # doctest: +SKIP
+        """
+        self._wires.load(state)
 
     def close(self) -> None:
         """Remove the hooks; the model is an ordinary one again. Idempotent.

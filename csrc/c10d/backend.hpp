@@ -43,6 +43,7 @@ struct LossyWire {
     uint32_t block;
     std::optional<at::Tensor> residual;
     bool is_async;
+    uint32_t label = 0; /* of all_reduce */
 };
 
 class Backend final : public c10d::Backend

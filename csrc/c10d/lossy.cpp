@@ -59,6 +59,7 @@ Backend::start_lossy(rdt_coll_args args, const LossyWire &wire, const at::Tensor
         check_residual(*wire.residual, input, output, name);
     args.send = input.data_ptr();
     args.recv = output.data_ptr();
+    args.flags = RDT_COLL_LABEL(wire.label);
     args.wire = wire.wire;
     args.wire_block = wire.block;
     args.residual = wire.residual ? wire.residual->data_ptr() : nullptr;

@@ -330,11 +330,12 @@ bind_lossy(py::class_<Backend, c10::intrusive_ptr<Backend>, c10d::Backend> &type
     type.def(
             "_lossy_all_reduce",
             [](Backend &self, const at::Tensor &tensor, const c10d::ReduceOp &op, uint32_t wire,
-               uint32_t block, const std::optional<at::Tensor> &residual, bool is_async) {
-                return self.lossy_allreduce(tensor, op, {wire, block, residual, is_async});
+               uint32_t block, const std::optional<at::Tensor> &residual, bool is_async,
+               uint32_t label) {
+                return self.lossy_allreduce(tensor, op, {wire, block, residual, is_async, label});
             },
             py::arg("tensor"), py::arg("op"), py::arg("wire"), py::arg("block"),
-            py::arg("residual"), py::arg("is_async"), Unlocked())
+            py::arg("residual"), py::arg("is_async"), py::arg("label"), Unlocked())
         .def(
             "_lossy_reduce_scatter",
             [](Backend &self, const at::Tensor &output, const at::Tensor &input,

@@ -60,6 +60,7 @@ class BackendPart(Protocol):
         block: int,
         residual: torch.Tensor | None,
         is_async: bool,
+        label: int,
     ) -> torch_c10d.Work | None: ...
     def _lossy_reduce_scatter(
         self,

@@ -92,11 +92,15 @@ def all_reduce(
     group: ProcessGroup | None,
     *,
     is_async: bool,
+    label: int = 0,
 ) -> dist.Work | None:
-    """Sum a float32 tensor that was checked; the work is None unless it is asynchronous."""
+    """Sum a float32 tensor that was checked; the work is None unless it is asynchronous.
+
+    Ranks whose labels differ fail.
+    """
     backend = backend_of(group_of(group))
     return backend._lossy_all_reduce(
-        tensor, dist.ReduceOp(op), fmt.kind, fmt.block, residual, is_async
+        tensor, dist.ReduceOp(op), fmt.kind, fmt.block, residual, is_async, label
     )
 
 

@@ -20,15 +20,17 @@ Made = TypeVar("Made")
 
 
 def check_plan(
-    plan: TransferPlan, group: dist.ProcessGroup, *, find_unused_parameters: bool
+    plan: TransferPlan, group: dist.ProcessGroup, wire: str, *, find_unused_parameters: bool
 ) -> None:
     """Compare the plans and options of all ranks of the group, before any address is used."""
     world = dist.get_world_size(group)
     strategy = plan.strategy
-    mine = (plan.fingerprint(), strategy.kind, strategy.world_size, find_unused_parameters)
+    mine = (plan.fingerprint(), strategy.kind, strategy.world_size, find_unused_parameters, wire)
     others: list[Any] = [None] * world
     dist.all_gather_object(others, mine, group=group)
-    for rank, (_, kind, planned, finds) in enumerate(others):  # each rank checks all
+    for rank, (_, kind, planned, finds, other) in enumerate(others):  # each rank checks all
+        if other != others[0][4]:
+            raise PlanMismatchError(f"the wire is {other} on rank {rank}, {others[0][4]} on rank 0")
         if finds != others[0][3]:
             raise PlanMismatchError(
                 f"find_unused_parameters is {finds} on rank {rank}, {others[0][3]} on rank 0"
@@ -42,10 +44,10 @@ def check_plan(
             )
     if len({entry[0] for entry in others}) == 1:
         return
-    other = next(rank for rank, entry in enumerate(others) if entry[0] != others[0][0])
-    why = first_difference(_plan_of(other, plan, group), _plan_of(0, plan, group))
+    first = next(rank for rank, entry in enumerate(others) if entry[0] != others[0][0])
+    why = first_difference(_plan_of(first, plan, group), _plan_of(0, plan, group))
     raise PlanMismatchError(
-        f"the ranks of the group have different plans: here is rank {other}, there rank 0: {why}"
+        f"the ranks of the group have different plans: here is rank {first}, there rank 0: {why}"
     )
 
 
@@ -119,6 +121,16 @@ class _Persistent(Protocol):
 
     def close(self) -> None:
         """Free it, and let its tensor go. Idempotent."""
+
+
+class StartedBucket(Protocol):
+    """The average of a bucket over the group, started in each pass."""
+
+    def start(self, flat: torch.Tensor, label: int) -> dist.Work:
+        """Average the bucket, or a copy of it, in place; fails if the ranks' labels differ."""
+
+    def close(self) -> None:
+        """Let its memory go. Idempotent."""
 
 
 class BoundBucket:

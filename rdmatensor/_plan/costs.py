@@ -32,6 +32,7 @@ class Described(TypedDict):
     thinned_bytes: int
     posting_s: float
     ending_s: float
+    wires: list[str]
     last_step: dict[str, float]
 
 

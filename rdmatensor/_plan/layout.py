@@ -9,12 +9,13 @@ from functools import partial
 import torch.distributed as dist
 
 from graph_analysis import TransferPlan
-from rdmatensor._plan.agree import BoundBucket, check_layouts, on_all_ranks
+from rdmatensor._plan.agree import StartedBucket, check_layouts, on_all_ranks
 from rdmatensor._plan.buffers import SentBuffers
 from rdmatensor._plan.memory import Counts, GradientMemory
 from rdmatensor._plan.model import check_not_sparse
 from rdmatensor._plan.planned import Planned, claim, close_plan_before, unclaim
 from rdmatensor._plan.spans import spans_of
+from rdmatensor._plan.wires import Wires
 from rdmatensor.context import default_context
 
 
@@ -31,6 +32,7 @@ class Layout:
         group: dist.ProcessGroup,
         arrived: Callable[[int], None],
         counts: Counts,
+        wires: Wires,
     ) -> None:
         """Lay the plan out; collective over the group, whose ranks have the same plan.
 
@@ -46,9 +48,10 @@ class Layout:
             make = partial(SentBuffers, plan, planned.module, place, root, group)
             self.buffers = on_all_ranks(make, group)
             self._undo.callback(self.buffers.close)
-            self.bound: list[BoundBucket] = []
+            self.bound: list[StartedBucket] = []
+            wires.begin()
             for bucket in self.memory.buckets:
-                self.bound.append(BoundBucket(bucket.flat, group))
+                self.bound.append(wires.bind(bucket.flat))
                 self._undo.callback(self.bound[-1].close)
         except BaseException:
             self.close()

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from rdmatensor._backend.groups import backend_of
-from rdmatensor._plan.agree import LABELS, BoundBucket, refuse
+from rdmatensor._plan.agree import LABELS, StartedBucket, refuse
 from rdmatensor._plan.buffers import SentBuffers
 from rdmatensor._plan.costs import Costs
 from rdmatensor._plan.memory import Bucket, Gradient, GradientMemory
@@ -41,7 +41,7 @@ class Step:
     def __init__(
         self,
         memory: GradientMemory,
-        bound: list[BoundBucket],
+        bound: list[StartedBucket],
         buffers: SentBuffers,
         check: ModelCheck,
         group: dist.ProcessGroup,
