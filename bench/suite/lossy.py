@@ -22,10 +22,9 @@ TOPIC = "lossy"
 RATES = ("100mbit", "500mbit", "2gbit")
 _RANKS, _QUICK_RANKS = (2, 4), (2,)
 _STEP_BYTES = 16 * MIB
-_CALLS, _ROUNDS = 2, 3
+_CALLS, _ROUNDS = 3, 3
 _TURN_PATIENCE_S = 600.0
 EXACT, GLOO, GLOO_FP16 = "exact", "gloo", "gloo fp16"
-STEP = "training step"
 HEADS = (
     *("what", "link", "ranks", "size", "exact", "bf16", "q8"),
     *("bytes of q8", "fp16 on Gloo", "q8 / fp16 on Gloo"),
