@@ -111,7 +111,7 @@ def test_each_option_has_a_sentence_and_says_its_default() -> None:
         assert what.endswith("."), name
         assert "(default: " in what or name == "nic_latency_us", name  # goes with the rate
     assert (
-        "options of p2p, collectives, scale, busy, hosts, ps:"
+        "options of p2p, collectives, scale, busy, hosts, lossy, ps:"
         in options.parser_of(None).format_help()
     )
 
@@ -157,10 +157,13 @@ def test_options_reach_the_settings() -> None:
         (["p2p", "--models", "vgg16"], "--models is of models, not of p2p"),
         (
             ["setup", "--sizes", "8"],
-            "--sizes is of p2p, collectives, scale, busy, hosts, ps, not of setup",
+            "--sizes is of p2p, collectives, scale, busy, hosts, lossy, ps, not of setup",
         ),
         (["models", "--sizes", "8"], "not of models"),
-        (["p2p", "--ranks", "4"], "--ranks is of collectives, setup, models, busy, ps, not of p2p"),
+        (
+            ["p2p", "--ranks", "4"],
+            "--ranks is of collectives, setup, models, busy, lossy, ps, not of p2p",
+        ),
         (["scale", "--ranks", "4"], "not of scale"),
         (["--nic-gbit", "100", "--nic-latency-us", "2"], "--nic-gbit is of scale"),
         (["--peers", "grcp"], "'grcp' is not a peer"),
