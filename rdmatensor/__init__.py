@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from rdmatensor.persistent import PersistentCollective as PersistentCollective
     from rdmatensor.persistent import PersistentMessage as PersistentMessage
     from rdmatensor.slot import SlotReceiver as SlotReceiver
-    from rdmatensor.slot import SlotSender as SlotSender
     from rdmatensor.slot import SlotTensor as SlotTensor
+    from rdmatensor.slot_sender import SlotSender as SlotSender
     from rdmatensor.store import FileStore as FileStore
     from rdmatensor.store import Store as Store
     from rdmatensor.transfer import ReceiveTransfer as ReceiveTransfer
@@ -95,7 +95,8 @@ _MODULES = {
     "group": ("Group",),
     "memory": ("Region", "RemoteRegion"),
     "persistent": ("PersistentCollective", "PersistentMessage"),
-    "slot": ("SlotTensor", "SlotReceiver", "SlotSender"),
+    "slot": ("SlotReceiver", "SlotTensor"),
+    "slot_sender": ("SlotSender",),
     "store": ("FileStore", "Store"),
     "transfer": ("ReceiveTransfer", "Transfer"),
     "types": ("Counters",),

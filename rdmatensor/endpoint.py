@@ -33,7 +33,7 @@ from rdmatensor._native.ffi import (
 )
 from rdmatensor.errors import RANK_UNKNOWN, TransferTimeoutError
 from rdmatensor.memory import RemoteRegion, span
-from rdmatensor.slot import SlotSender
+from rdmatensor.slot_sender import SlotSender
 from rdmatensor.transfer import Transfer
 from rdmatensor.types import DTypeLike, SlotKind, TensorLike, TransportName
 

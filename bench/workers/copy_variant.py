@@ -25,7 +25,8 @@ import torch
 import rdmatensor
 from bench.benchlib import programs
 from rdmatensor._native.ffi import CData, ffi, lib
-from rdmatensor.slot import SlotReceiver, SlotSender
+from rdmatensor.slot import SlotReceiver
+from rdmatensor.slot_sender import SlotSender
 
 _HEADS_BYTES = 16 << 10  # COPY_RING_HEADS_BYTES
 _CALLS = {

@@ -18,7 +18,8 @@ from rdmatensor._native.arguments import SECONDS_MAX, invalid
 from rdmatensor.context import Context
 from rdmatensor.endpoint import Endpoint
 from rdmatensor.errors import ClosedError, PeerError, ProtocolError, TransferTimeoutError
-from rdmatensor.slot import SlotReceiver, SlotSender
+from rdmatensor.slot import SlotReceiver
+from rdmatensor.slot_sender import SlotSender
 from rdmatensor.transfer import Transfer
 
 PIECE_BYTES = 1 << 20
