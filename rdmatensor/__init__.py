@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from rdmatensor.context import Context as Context
     from rdmatensor.context import default_context as default_context
     from rdmatensor.endpoint import Endpoint as Endpoint
-    from rdmatensor.endpoint import PreparedWrite as PreparedWrite
-    from rdmatensor.endpoint import WriteBatch as WriteBatch
     from rdmatensor.errors import AuthenticationError as AuthenticationError
     from rdmatensor.errors import BusyError as BusyError
     from rdmatensor.errors import CanceledError as CanceledError
@@ -77,13 +75,15 @@ if TYPE_CHECKING:
     from rdmatensor.transfer import ReceiveTransfer as ReceiveTransfer
     from rdmatensor.transfer import Transfer as Transfer
     from rdmatensor.types import Counters as Counters
+    from rdmatensor.write import PreparedWrite as PreparedWrite
+    from rdmatensor.write import WriteBatch as WriteBatch
 
 # Module -> its public names. The block above repeats them for type checkers; a test compares both.
 _MODULES = {
     "bootstrap": ("World", "join", "join_async"),
     "config": ("Options", "Settings"),
     "context": ("Context", "default_context"),
-    "endpoint": ("WriteBatch", "Endpoint", "PreparedWrite"),
+    "endpoint": ("Endpoint",),
     "errors": (
         *("AuthenticationError", "BusyError", "CanceledError", "ClosedError", "CompletionError"),
         *("CorruptedDataError", "DeviceError", "ForkedProcessError", "InternalError"),
@@ -100,6 +100,7 @@ _MODULES = {
     "store": ("FileStore", "Store"),
     "transfer": ("ReceiveTransfer", "Transfer"),
     "types": ("Counters",),
+    "write": ("WriteBatch", "PreparedWrite"),
 }
 # Modules that need no import of their own. Of all public names only those of _OF_TORCH need torch.
 _OF_TORCH = (
