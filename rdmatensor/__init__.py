@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from rdmatensor import torch as torch
     from rdmatensor import trace as trace
     from rdmatensor import trials as trials
-    from rdmatensor.bootstrap import World as World
     from rdmatensor.bootstrap import join as join
     from rdmatensor.bootstrap import join_async as join_async
     from rdmatensor.config import Options as Options
@@ -75,12 +74,13 @@ if TYPE_CHECKING:
     from rdmatensor.transfer import ReceiveTransfer as ReceiveTransfer
     from rdmatensor.transfer import Transfer as Transfer
     from rdmatensor.types import Counters as Counters
+    from rdmatensor.world import World as World
     from rdmatensor.write import PreparedWrite as PreparedWrite
     from rdmatensor.write import WriteBatch as WriteBatch
 
 # Module -> its public names. The block above repeats them for type checkers; a test compares both.
 _MODULES = {
-    "bootstrap": ("World", "join", "join_async"),
+    "bootstrap": ("join", "join_async"),
     "config": ("Options", "Settings"),
     "context": ("Context", "default_context"),
     "endpoint": ("Endpoint",),
@@ -100,6 +100,7 @@ _MODULES = {
     "store": ("FileStore", "Store"),
     "transfer": ("ReceiveTransfer", "Transfer"),
     "types": ("Counters",),
+    "world": ("World",),
     "write": ("WriteBatch", "PreparedWrite"),
 }
 # Modules that need no import of their own. Of all public names only those of _OF_TORCH need torch.

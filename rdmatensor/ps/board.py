@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rdmatensor.bootstrap import World
 from rdmatensor.store import Store
+from rdmatensor.world import World
 
 LOST = "lost"  # the note of servers that died, and whose other replicas go on
 _LIMIT_S = 0.2

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import TypeVar
 
 from rdmatensor._native.arguments import invalid, whole, whole_in
-from rdmatensor.bootstrap import World
 from rdmatensor.bootstrap import join as join_world
 from rdmatensor.context import Context
 from rdmatensor.errors import MismatchError, PeerError, RdmaTensorError
@@ -24,6 +23,7 @@ from rdmatensor.ps.server import Server
 from rdmatensor.ps.spec import Shape
 from rdmatensor.ps.worker import Worker
 from rdmatensor.store import Store, wait_for
+from rdmatensor.world import World
 
 SLOTS = 4
 SLOT_BYTES = 256 * 1024

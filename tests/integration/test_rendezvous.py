@@ -12,7 +12,7 @@ import jobs
 import pytest
 
 from rdmatensor import ClosedError, FileStore, join
-from rdmatensor.bootstrap import World
+from rdmatensor.world import World
 
 
 def test_a_rank_that_never_comes_holds_up_nobody_else(tmp_path: Path) -> None:

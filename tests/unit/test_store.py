@@ -321,7 +321,7 @@ def test_a_group_made_while_its_world_closes_is_closed(
             world.close()
             return made[0]
 
-        monkeypatch.setattr("rdmatensor.bootstrap.Group", make)
+        monkeypatch.setattr("rdmatensor.world.Group", make)
         with pytest.raises(ClosedError):
             world.group("late")
         assert made[0].is_closed
