@@ -207,7 +207,7 @@ struct rdt_ps_dense_opts {
     uint32_t reserved;
     uint64_t count;          /* floats of this server's part */
     uint64_t params_off;     /* floats before it in a worker's parameters */
-    struct rdt_ps_rule rule; /* not RDT_PS_ROW_ADAGRAD, RDT_PS_LAZY_ADAM */
+    struct rdt_ps_rule rule; /* not RDT_PS_ROW_ADAGRAD, RDT_PS_LAZY_ADAM, RDT_PS_CUSTOM */
 };
 /* RDT_EINVAL, RDT_ENOMEM: nothing was changed. */
 RDT_API RDT_NODISCARD rdt_status rdt_ps_server_add_dense(rdt_ps_server *server,
@@ -492,7 +492,7 @@ RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_tick(rdt_ps_worker *worker, doubl
 RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_use(rdt_ps_worker *worker, uint64_t clock,
                                                    struct rdt_error *err);
 /* The next tick drops what was pushed since the last one, as if a server had refused it, and ends
- * with RDT_ECANCELED: its chunk is free again. */
+ * with RDT_ECANCELED: its chunk is free again. Changes nothing of a tick that has timed out. */
 RDT_API void rdt_ps_worker_drop(rdt_ps_worker *worker);
 /* Send bytes to the program that runs a server, and get its answer, at most a slot of each. */
 RDT_API RDT_NODISCARD rdt_status rdt_ps_worker_call(rdt_ps_worker *worker, uint32_t server,

@@ -23,6 +23,7 @@ struct rdti_ps_queue {
     uint32_t *holders;   /* of each chunk: RDTI_PS_CHUNK_*, or the worker; on server 0 */
     uint8_t *is_applied; /* of each chunk, on this server */
     uint8_t *saved;      /* a copy of it for a checkpoint, or NULL */
+    uint64_t saved_chunks;
 };
 #define RDTI_PS_CHUNK_FREE UINT32_MAX
 #define RDTI_PS_CHUNK_DONE (UINT32_MAX - 1)

@@ -26,13 +26,19 @@ checkpoint_dense(rdt_ps_server *server, uint32_t id, struct rdt_error *err)
     return NULL;
 }
 
+static rdt_status
+checkpoint_no_queue(uint32_t id, uint64_t chunks, struct rdt_error *err)
+{
+    return rdti_error_set(err, RDT_EINVAL, 0, "queue %u of %" PRIu64 " chunks does not exist", id,
+                          chunks);
+}
+
 static struct rdti_ps_queue *
 checkpoint_queue(rdt_ps_server *server, uint32_t id, uint64_t chunks, struct rdt_error *err)
 {
     if (id > 0 && id <= server->queue_count && server->queues[id - 1].chunks == chunks)
         return &server->queues[id - 1];
-    (void)rdti_error_set(err, RDT_EINVAL, 0, "queue %u of %" PRIu64 " chunks does not exist", id,
-                         chunks);
+    (void)checkpoint_no_queue(id, chunks, err);
     return NULL;
 }
 
@@ -124,10 +130,13 @@ rdt_ps_server_read_queue(rdt_ps_server *server, uint32_t id, uint8_t *out, uint6
     rdt_status status = RDT_EINVAL;
 
     (void)pthread_mutex_lock(&server->lock);
-    const struct rdti_ps_queue *queue = checkpoint_queue(server, id, chunks, err);
+    const bool is_there = id > 0 && id <= server->queue_count;
+    const struct rdti_ps_queue *queue = is_there ? &server->queues[id - 1] : NULL;
     if (queue != NULL && queue->saved == NULL) {
         status = checkpoint_no_copy(err);
-    } else if (queue != NULL) {
+    } else if (queue == NULL || queue->saved_chunks != chunks) { /* it may have grown since */
+        (void)checkpoint_no_queue(id, chunks, err);
+    } else {
         memcpy(out, queue->saved, chunks);
         status = RDT_OK;
     }

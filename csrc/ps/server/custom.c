@@ -86,6 +86,18 @@ custom_copy_back(struct custom_one *one, uint64_t index, struct rdt_error *err)
     return RDT_OK;
 }
 
+/* A rule that fails without a reason has failed all the same. */
+static rdt_status
+custom_call(struct custom_one *one, struct rdt_error *err)
+{
+    const struct rdt_ps_table_opts *opts = &one->table->opts;
+    const rdt_status status = (rdt_status)opts->apply(opts->apply_arg, &one->batch, err);
+
+    if (status != RDT_OK && err->status == RDT_OK)
+        return rdti_error_set(err, status, 0, "the rule of a table failed and gave no reason");
+    return status;
+}
+
 rdt_status
 rdti_ps_custom_apply(struct rdti_ps_table *table, double lr_scale, const uint64_t *ids,
                      const float *rows, uint64_t count, struct rdt_error *err)
@@ -103,7 +115,7 @@ rdti_ps_custom_apply(struct rdti_ps_table *table, double lr_scale, const uint64_
     for (uint64_t i = 0; i < count && status == RDT_OK; i++)
         status = custom_copy_out(&one, ids[i], rows + i * table->opts.dim, err);
     if (status == RDT_OK && one.batch.count > 0)
-        status = (rdt_status)table->opts.apply(table->opts.apply_arg, &one.batch, err);
+        status = custom_call(&one, err);
     for (uint64_t i = 0; i < one.batch.count && status == RDT_OK; i++)
         status = custom_copy_back(&one, i, err);
     free(one.batch.values);

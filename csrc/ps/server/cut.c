@@ -137,6 +137,7 @@ cut_copy_queue(struct rdti_ps_queue *queue, struct rdt_error *err)
     queue->saved = malloc(queue->chunks + 1);
     if (queue->saved == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "no memory for a copy of a queue");
+    queue->saved_chunks = queue->chunks;
     rdti_ps_queue_save(queue, queue->saved);
     return RDT_OK;
 }

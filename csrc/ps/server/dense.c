@@ -79,7 +79,7 @@ dense_check(const struct rdt_ps_dense_opts *opts, struct rdt_error *err)
     if (opts == NULL || opts->struct_size != sizeof(*opts))
         return rdti_error_set(err, RDT_EINVAL, 0, "dense: not a struct of this version");
     if (opts->count > UINT64_C(1) << 40 || opts->rule.kind == RDT_PS_ROW_ADAGRAD ||
-        opts->rule.kind == RDT_PS_LAZY_ADAM)
+        opts->rule.kind == RDT_PS_LAZY_ADAM || opts->rule.kind == RDT_PS_CUSTOM)
         return rdti_error_set(err, RDT_EINVAL, 0,
                               "dense: %llu floats with rule %u, which is for rows, or too many",
                               (unsigned long long)opts->count, opts->rule.kind);

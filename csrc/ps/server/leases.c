@@ -6,14 +6,15 @@
 #include "ps/server/server_impl.h"
 
 /* RDT_PS_SYNC: leases are given when all members wait for one, so that they do not depend on the
- * order in which workers ask. */
+ * order in which workers ask. A member whose tick is held by one without a lease waits, too: the
+ * other replica may have given that one a chunk when a worker died. */
 static bool
 leases_are_due(const rdt_ps_server *server)
 {
     if (server->opts.mode != RDT_PS_SYNC)
         return true;
     for (uint32_t worker = 0; worker < server->opts.workers; worker++)
-        if (server->clocks.of[worker].state == RDTI_PS_IN)
+        if (server->clocks.of[worker].state == RDTI_PS_IN && !server->clients[worker].has_tick)
             return false;
     return true;
 }

@@ -305,7 +305,7 @@ steps_check_parked(const rdt_ps_server *server, struct rdt_error *err)
     if (server->opts.index != 0 || server->opts.servers == 1 || steps_members(server) != NULL)
         return;
     for (uint32_t worker = 0; worker < server->opts.workers; worker++)
-        if (server->clocks.of[worker].state == RDTI_PS_PARKED) {
+        if (server->clients[worker].has_lease_request) { /* an observer is parked without one */
             (void)rdti_error_set(err, RDT_EPROTO, 0,
                                  "a worker called clock() without a batch while worker %u waits "
                                  "for one: in \"sync\" with several servers each clock() ends a "

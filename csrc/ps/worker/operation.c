@@ -350,12 +350,14 @@ operation_end(struct rdt_ps_worker *worker, struct rdt_error *err)
 {
     struct rdti_ps_operation *op = &worker->op;
     const bool is_tick = op->purpose == RDTI_PS_FOR_TICK;
+    /* One replica has given the chunk, and the other one does not know of it. */
+    const bool is_half = op->purpose == RDTI_PS_FOR_LEASE && op->leasing.is_decided;
 
     worker->has_left = worker->has_left || op->purpose == RDTI_PS_FOR_LEAVE;
     if (op->purpose == RDTI_PS_FOR_LEASE && op->error.status == RDT_OK)
         rdti_ps_leasing_end(worker);
     rdti_ps_operation_finish(worker, (rdt_status)op->error.status);
-    if (is_tick && op->error.status != RDT_OK) /* other servers may have counted it */
+    if ((is_tick || is_half) && op->error.status != RDT_OK) /* other servers may have counted it */
         (void)rdti_error_copy(&worker->failure, &op->error);
     if (is_tick)
         operation_end_tick(worker);

@@ -272,6 +272,21 @@ TEST(a_backup_is_read_after_a_switch_by_the_new_map)
     close_server();
 }
 
+TEST(a_dense_model_has_no_rule_of_the_program)
+{
+    const struct rdt_ps_dense_opts opts = {
+        .struct_size = sizeof(opts),
+        .count = 4,
+        .rule = {.struct_size = sizeof(opts.rule), .kind = RDT_PS_CUSTOM}};
+    struct rdt_error err = {0};
+    uint32_t id;
+
+    open_server(RDT_PS_ASYNC);
+    CHECK_STATUS(rdt_ps_server_add_dense(server, &opts, &id, &err), RDT_EINVAL);
+    CHECK_STR_CONTAINS(err.message, "which is for rows");
+    close_server();
+}
+
 TEST(a_replica_takes_what_the_other_one_has_leased)
 {
     struct rdti_ps_request take = {.op = RDTI_PS_OP_TAKE, .queue = 1, .chunk = CHUNKS};
