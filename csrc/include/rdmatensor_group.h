@@ -165,8 +165,9 @@ enum {
  * Of ALLREDUCE and ALLGATHER the owner encodes the result and itself takes what the others decode:
  * all members have the same bits. A block with an infinity or a NaN becomes NaN.
  *   residual  float32, NULL or as many as send has: what encoding lost. It is added before the next
- *             encoding, and is then what that lost; zero it at first. Each tensor needs its own. In
- *             ALLREDUCE the owner's part is of the result, elsewhere of send.
+ *             encoding, and is then what that lost; zero it at first. Each tensor needs its own,
+ *             which overlaps nothing of the call. In ALLREDUCE the owner's part is of the result,
+ *             elsewhere of send.
  * In a group of one member nothing is encoded, and the residual is not used.
  */
 struct rdt_coll_args {

@@ -32,6 +32,34 @@ accept_operation(const struct rdti_coll *coll, struct rdt_error *err)
     return RDT_OK;
 }
 
+static bool
+accept_overlaps(const void *a, uint64_t a_bytes, const void *b, uint64_t b_bytes)
+{
+    return a != NULL && b != NULL && (const uint8_t *)a < (const uint8_t *)b + b_bytes &&
+           (const uint8_t *)b < (const uint8_t *)a + a_bytes;
+}
+
+/* Encoding reads the source and writes the residual at the same time. */
+static rdt_status
+accept_residual(const struct rdti_coll *coll, struct rdt_error *err)
+{
+    const struct rdt_coll_args *args = &coll->args;
+    const uint64_t block_bytes = args->count * sizeof(float);
+    const uint64_t send_bytes =
+        args->op == RDT_COLL_REDUCE_SCATTER ? block_bytes * coll->size : block_bytes;
+    const uint64_t recv_bytes =
+        args->op == RDT_COLL_ALLGATHER ? block_bytes * coll->size : block_bytes;
+    bool is_shared = accept_overlaps(args->residual, send_bytes, args->send, send_bytes) ||
+                     accept_overlaps(args->residual, send_bytes, args->recv, recv_bytes);
+
+    for (uint32_t i = 0; args->blocks != NULL && i < coll->size; i++)
+        is_shared =
+            is_shared || accept_overlaps(args->residual, send_bytes, args->blocks[i], block_bytes);
+    if (is_shared)
+        return rdti_error_set(err, RDT_EINVAL, 0, "the residual overlaps what is sent or received");
+    return RDT_OK;
+}
+
 /* Fills coll->lossy, which is right where the operation is accepted, too. */
 static rdt_status
 accept_format(struct rdti_coll *coll, struct rdt_error *err)
@@ -67,6 +95,8 @@ rdti_lossy_accept(struct rdti_coll *coll, struct rdt_error *err)
     rdt_status status = accept_format(coll, err);
     if (status == RDT_OK)
         status = accept_operation(coll, err);
+    if (status == RDT_OK)
+        status = accept_residual(coll, err);
     if (coll->size == 1) /* nothing is sent */
         coll->lossy = (struct rdti_lossy){0};
     return status;

@@ -363,6 +363,9 @@ TEST(what_has_no_lossy_wire_is_refused)
     args = args_of(values, values, NULL);
     args.wire = RDT_WIRE_EXACT;
     check_refusal(args, "a residual or a block needs a lossy wire");
+    args = args_of(values, values, NULL);
+    args.residual = values + 3;
+    check_refusal(args, "the residual overlaps what is sent or received");
     CHECK_UINT_EQ(world.aborts, 0);
     fake_world_fini(&world);
 }
