@@ -417,7 +417,7 @@ operation_find_cause(rdt_ps_worker *worker, struct rdt_error *why)
 static void
 operation_fail(rdt_ps_worker *worker, struct rdt_error *why)
 {
-    if (why->status == RDT_EPEER)
+    if (why->status == RDT_EPEER || why->status == RDT_ESTALE) /* it frees its memory as it ends */
         operation_find_cause(worker, why);
     (void)rdti_error_copy(&worker->failure, why);
     worker->is_given_up = false;
