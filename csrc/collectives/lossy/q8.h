@@ -58,7 +58,7 @@ add_source(float *values, const float *source, size_t count)
 INLINE uint16_t
 scale_of(float largest, struct rdti_lossy_odd *odd)
 {
-    const float exact = largest / Q8_MOST;
+    const float exact = largest / (float)Q8_MOST;
     uint16_t scale = f32_to_f16(exact);
 
     if (f16_to_f32(scale) < exact)
