@@ -50,7 +50,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(torch|numpy|np|dist|c10d|collections|typing|types|pathlib|weakref|os)\b.*"),
     ("py:(class|obj)", r".*\b(_\w+)(\.\w+)*"),
     ("py:(class|obj)", r"[A-Z]\w*"),
-    ("py:class", r"rdmatensor\.horovod\.torch\.functions\.T"),
+    ("py:class", r"rdmatensor\.(horovod\.torch\.functions\.T|ps\.driving\.functions\.Function)"),
     ("py:class", r"optuna\..*|rdmatensor\.trials\.launchers\.(Fleet|Launcher)"),
     ("c:identifier", r"(u?int\d+|size|uintptr|ssize)_t"),
 ]
