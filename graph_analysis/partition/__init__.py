@@ -19,7 +19,7 @@ from graph_analysis.partition.solve import (
 )
 from graph_analysis.partition.stages import Part, cut_chain, pipeline_ns
 from graph_analysis.partition.step import Step, Unit, predict_step, read_step
-from graph_analysis.partition.units import make_units
+from graph_analysis.partition.units import held_outside, make_units
 
 __all__ = [
     "BatchTimes",
@@ -35,6 +35,7 @@ __all__ = [
     "chain_parts",
     "cut_chain",
     "find_pairs",
+    "held_outside",
     "make_units",
     "partition_from_json",
     "partition_to_json",

@@ -72,8 +72,8 @@ def partitions(
 
     all_replicated: tuple[Way, ...] = tuple("replicate" for _ in step.units)
     consider(all_replicated, even)
-    all_sharded: tuple[Way, ...] = tuple("fsdp" for _ in step.units)
-    consider(all_sharded, even)
+    sharded: list[Way] = ["fsdp" if u.may_shard else "replicate" for u in step.units]
+    consider(tuple(sharded), even)
     paired: list[Way] = ["replicate" if u.pair is None else "column_row" for u in step.units]
     consider(tuple(paired), even)
     limit = min((d.memory_bytes for d in machine.devices if d.memory_bytes), default=0)
@@ -224,9 +224,10 @@ def _ways(
     _, beta_ps = machine.line_of("all_reduce")
     average_ns = beta_ps * size // 1000 * (1000 - credit_permille) // 1000
     found: list[tuple[Way, int, int]] = [("replicate", average_ns, copies * size)]
-    gather, scatter = machine.cost_ns("all_gather", size), machine.cost_ns("reduce_scatter", size)
-    fixed_ns = machine.unit_ns("fsdp")
-    found.append(("fsdp", 2 * gather + scatter + fixed_ns, copies * -(-size // world)))
+    if unit.may_shard:
+        gather = machine.cost_ns("all_gather", size)
+        price = 2 * gather + machine.cost_ns("reduce_scatter", size) + machine.unit_ns("fsdp")
+        found.append(("fsdp", price, copies * -(-size // world)))
     if unit.pair is not None:
         into, out = world * unit.pair.in_bytes, world * unit.pair.out_bytes
         ends = [(into, unit.pair.gathers), (out, 1)]

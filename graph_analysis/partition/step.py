@@ -27,7 +27,8 @@ _LIVES_IN_STEP = ("activation", "backward", "input", "loss")
 class Unit:
     """A part of the model: a pair of linear layers, or a module without the pairs inside.
 
-    parameters are names; cut_bytes is what of them a pair divides among the ranks.
+    parameters are names; cut_bytes is what of them a pair divides among the ranks. may_shard: no
+    module outside holds a parameter of it.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Unit:
     cut_bytes: int = 0
     pair: Pair | None = None
     change_ns: int = 0  # of computation, if the pair is divided
+    may_shard: bool = True
 
 
 @dataclass(frozen=True, slots=True)

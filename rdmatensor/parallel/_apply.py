@@ -13,12 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from graph_analysis import DataParallel, analyze
-from graph_analysis.partition import Partition, UnitChoice
+from graph_analysis.partition import Partition, UnitChoice, held_outside
 from rdmatensor import plan
 from rdmatensor._backend.groups import backend_of
 from rdmatensor._plan.agree import broadcast_all
 from rdmatensor.parallel._ranks import Ranks, refuse
-from rdmatensor.parallel._split import shard, split_pair
+from rdmatensor.parallel._split import shard, split_pair, tied_names
 from rdmatensor.parallel._stages import Loss, Stage, chain_of
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -67,7 +67,8 @@ def apply(
 
     Raises:
         InvalidArgumentError: The partition is for another number of ranks, or names a module that
-            the model does not have, or a layer of a pair that is not an nn.Linear.
+            the model does not have, or a layer of a pair that is not an nn.Linear, or splits a
+            part that shares a parameter with the rest.
         PlanMismatchError: The ranks have different partitions.
 
     Example:
@@ -87,7 +88,7 @@ def _check(model: nn.Module, partition: Partition, ranks: Ranks) -> None:
             "apply",
             f"the partition is for {partition.world_size} ranks, the group has {ranks.size}",
         )
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))
     for unit in partition.units:
         for name in unit.modules:
             module = modules.get(name)
@@ -95,6 +96,7 @@ def _check(model: nn.Module, partition: Partition, ranks: Ranks) -> None:
             if module is None or (unit.way == "column_row" and not is_linear):
                 kind = "absent" if module is None else f"a {type(module).__name__}"
                 refuse("apply", f"the partition splits module {name!r}, which is {kind} here")
+    _check_tied(model, partition)
     staged = [name for unit in partition.of_way("stage") for name in unit.modules]
     if staged and staged != list(chain_of(model)):
         refuse("apply", f"the stages have the modules {staged}, the model {list(chain_of(model))}")
@@ -102,6 +104,23 @@ def _check(model: nn.Module, partition: Partition, ranks: Ranks) -> None:
         if not sum(len(list(modules[name].parameters())) for name in unit.modules):
             refuse("apply", f"{unit.unit} of the pipeline has no parameter")
     _check_rows(model, partition)
+
+
+def _check_tied(model: nn.Module, partition: Partition) -> None:
+    """Refuse to split a parameter for some of its modules only: the others would keep their own."""
+    tied = tied_names(model)
+    for unit in partition.units:
+        if unit.way == "replicate":
+            continue
+        together = [unit.modules] if unit.way == "stage" else [(name,) for name in unit.modules]
+        for modules in together:
+            found = held_outside(modules, unit.excluded, tied)
+            if found is not None:
+                refuse(
+                    "apply",
+                    f"{unit.unit} cannot go the way {unit.way!r}: its parameter {found[0]!r} is"
+                    f" also {found[1]!r}, outside of it",
+                )
 
 
 def _check_rows(model: nn.Module, partition: Partition) -> None:

@@ -32,6 +32,7 @@ from rdmatensor.parallel._measure import measure_machine, memory_bytes
 from rdmatensor.parallel._pairs import changes_ns, output_bytes, shareable_pairs
 from rdmatensor.parallel._race import race as run_race
 from rdmatensor.parallel._ranks import Ranks, refuse
+from rdmatensor.parallel._split import tied_names
 from rdmatensor.parallel._stages import Loss, chain_of, why_no_stages
 
 _RACED = 4  # the best predicted partitions, data parallel among them
@@ -136,7 +137,8 @@ def _solved(
     norm = first_batch_norm(model)
     if norm is not None:
         reasons.append(f"rows stay equal: {norm} has statistics of them")
-    units = make_units(graph, list(_blocks(model)), pairs, changes)
+    units = make_units(graph, list(_blocks(model)), pairs, changes, tied_names(model))
+    reasons += [f"not sharded: {u.name} shares a parameter" for u in units if not u.may_shard]
     step = read_step(graph, predict(graph, times).op_ns, units, state_copies)
 
     staged = ranks.together(lambda: _staged(model, inputs, target, graph, step, machine, batch))

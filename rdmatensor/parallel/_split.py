@@ -11,6 +11,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 
+def tied_names(model: nn.Module) -> list[list[str]]:
+    """All names of each parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [found for found in names.values() if len(found) > 1]
+
+
 def split_pair(
     model: nn.Module, modules: Sequence[str], around: str | None, mesh: DeviceMesh
 ) -> None:

@@ -19,10 +19,14 @@ Loss = Callable[..., torch.Tensor]
 
 
 def chain_of(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules of an nn.Sequential in order, those of inner ones in their place; else empty."""
+    """The modules of an nn.Sequential in order, those of inner ones in their place; else empty.
+
+    A module that is in it several times has several names.
+    """
     found: dict[str, nn.Module] = {}
     if type(model) is nn.Sequential:
-        for name, child in model.named_children():
+        for name, child in model._modules.items():
+            assert child is not None
             inner = chain_of(child)
             found |= {f"{name}.{key}": one for key, one in inner.items()} or {name: child}
     return found
@@ -35,9 +39,9 @@ def why_no_stages(model: nn.Module, inputs: Sequence[object], target: object) ->
         return "no pipeline: the model is not an nn.Sequential"
     if len(inputs) != 1 or not all(isinstance(x, torch.Tensor) for x in (*inputs, target)):
         return "no pipeline: it takes one tensor as input, and one as target"
-    held = [id(p) for module in chain.values() for p in module.parameters()]
+    held = [id(t) for one in chain.values() for t in (*one.parameters(), *one.buffers())]
     if len(set(held)) < len(held):
-        return "no pipeline: modules of the chain share a parameter"
+        return "no pipeline: modules of the chain share a parameter or a buffer"
     return None
 
 

@@ -303,6 +303,24 @@ def test_a_slow_rank_gets_fewer_rows() -> None:
     assert all(len(set(one.shares)) == 1 for one in never)
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_block_with_a_weight_that_another_one_holds_is_not_sharded(has_bias: bool) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8, bias=has_bias))
+    model[2].weight = model[0].weight
+    graph = capture(model, (torch.randn(4, 8),))
+    units = make_units(graph, ["0", "1", "2"], [], {}, [["0.weight", "2.weight"]])
+    assert {u.name: u.may_shard for u in units} == {
+        "0": False,
+        "1": True,
+        **({"2": False} if has_bias else {}),
+    }
+    whole = make_units(graph, [], [], {}, [["0.weight", "2.weight"]])
+    assert all(u.may_shard for u in whole)
+    step = read_step(graph, [10_000] * len(graph.ops), units, 2)
+    for one in partitions(step, machine(2), batch_of(step, 4), most=9):
+        assert not {"0", "2"} & {u.unit for u in one.of_way("fsdp")}
+
+
 def test_a_partition_is_read_back_and_explains_itself() -> None:
     model, x = tail_heavy()
     step = step_of(model, x, 2)

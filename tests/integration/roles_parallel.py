@@ -24,6 +24,7 @@ from graph_analysis.partition import (
 )
 from rdmatensor import parallel
 from rdmatensor.parallel._pairs import shareable_pairs
+from rdmatensor.parallel._split import tied_names
 from rdmatensor.parallel._stages import chain_of
 
 STEPS = 4
@@ -67,6 +68,14 @@ def make(kind: str) -> tuple[nn.Module, tuple[int, ...], tuple[int, ...]]:
     torch.manual_seed(3)
     if kind == "decoder":
         return Decoder(), (5, 16), (5, 8)
+    if kind == "tied":
+        tied = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 64), nn.Linear(64, 8))
+        tied.append(nn.Linear(8, 8, bias=False))
+        tied[4].weight = tied[0].weight
+        return tied, (8,), (8,)
+    if kind == "again":
+        act = nn.Tanh()
+        return nn.Sequential(nn.Linear(8, 8), act, nn.Linear(8, 8), act), (8,), (8,)
     features = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Flatten())
     head = nn.Sequential(nn.Linear(4 * 36, 64), nn.ReLU(), nn.Linear(64, 8))
     return nn.Sequential(features, head), (3, 6, 6), (8,)
@@ -92,12 +101,13 @@ def partition_of(
         return Partition(ways, world, stages, shares, predicted, micro_batches=2)
     graph = graph or capture(model, (x,))
     pairs = shareable_pairs(model, graph, (x,), world)[0] if "column_row" in ways else []
-    units = make_units(graph, [name for name, _ in model.named_children()], pairs, {})
-    rest: Any = "fsdp" if "fsdp" in ways else "replicate"
+    tied = [] if ways == "untied" else tied_names(model)
+    units = make_units(graph, [name for name, _ in model.named_children()], pairs, {}, tied)
+    rest: Any = "fsdp" if "fsdp" in ways or ways == "untied" else "replicate"
     chosen = tuple(
         UnitChoice(u.name, "column_row", u.modules, (), u.pair.around)
         if u.pair is not None
-        else UnitChoice(u.name, rest, u.modules, u.excluded)
+        else UnitChoice(u.name, rest if u.may_shard else "replicate", u.modules, u.excluded)
         for u in units
     )
     assert len(pairs) == (0 if "column_row" not in ways else 2 if hasattr(model, "mlp") else 1)
@@ -240,6 +250,7 @@ def _ask_for(what: str, rank: int, world: int) -> None:
         ask(model, x, machine=Machine(change(machine.devices), (), machine.costs))
 
     normal = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 8))
+    tied = make("tied")[0]
     asked = {
         "control flow": lambda: ask(Branching(), torch.randn(ROWS, 8)),
         "memory": lambda: ask(model, x, memory=1000),
@@ -251,6 +262,8 @@ def _ask_for(what: str, rank: int, world: int) -> None:
             normal, partition_of(normal, torch.randn(ROWS, 8), "replicate", (ROWS - 1, ROWS + 1))
         ),
         "module": lambda: take(nn.Linear(2, 2), partition_of(model, x, "column_row", even)),
+        "untied": lambda: take(tied, partition_of(tied, torch.randn(ROWS, 8), "untied", even)),
+        "stages": lambda: take(tied, partition_of(tied, torch.randn(ROWS, 8), "stages", even)),
         "differs": lambda: take(
             model, partition_of(model, x, "fsdp" if rank else "replicate", even)
         ),

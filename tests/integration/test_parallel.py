@@ -23,10 +23,19 @@ def test_two_ranks_train_as_one_process(kind: str, tmp_path: Path) -> None:
             assert (held < 0.8) == ("fsdp" in way or "column_row" in way), way
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_stages_train_as_one_process(world: int, tmp_path: Path) -> None:
+def test_tied_weights_stay_tied_where_the_rest_is_sharded(tmp_path: Path) -> None:
     ranks = jobs.run(
-        "roles_parallel:trained", world, tmp_path, timeout_s=SECONDS, kind="tail", ways=["stages"]
+        "roles_parallel:trained", 2, tmp_path, timeout_s=SECONDS, kind="tied", ways=["fsdp"]
+    )
+    for ((worst, held),) in jobs.results(ranks):
+        assert worst < CLOSE
+        assert held < 0.8
+
+
+@pytest.mark.parametrize(("kind", "world"), [("tail", 2), ("tail", 3), ("again", 2)])
+def test_stages_train_as_one_process(kind: str, world: int, tmp_path: Path) -> None:
+    ranks = jobs.run(
+        "roles_parallel:trained", world, tmp_path, timeout_s=SECONDS, kind=kind, ways=["stages"]
     )
     found = [of_rank[0] for of_rank in jobs.results(ranks)]
     assert all(worst < CLOSE for worst, _ in found)
@@ -75,6 +84,8 @@ REFUSED = {
     "rows": "1 rows of this rank, its share is 4",
     "statistics": "shares must be equal",
     "module": "'1.0', which is absent",
+    "untied": "its parameter '0.weight' is also '4.weight', outside of it",
+    "stages": "its parameter '0.weight' is also '4.weight', outside of it",
     "differs": "the partition differs between rank 1 and rank 0",
 }
 
