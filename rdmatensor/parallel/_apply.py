@@ -17,6 +17,7 @@ from graph_analysis.partition import Partition, UnitChoice, held_outside
 from rdmatensor import plan
 from rdmatensor._backend.groups import backend_of
 from rdmatensor._plan.agree import broadcast_all
+from rdmatensor.errors import ClosedError
 from rdmatensor.parallel._ranks import Ranks, refuse
 from rdmatensor.parallel._split import shard, split_pair, tied_names
 from rdmatensor.parallel._stages import Loss, Stage, chain_of
@@ -169,6 +170,7 @@ class ParallelModel:
         self._ranks = ranks
         self._loss_fn = loss_fn
         self._times_ns: list[int] = []
+        self._is_closed = False
         self._count = 0
         root = dist.get_global_rank(ranks.group, 0)
         broadcast_all([*model.parameters(), *model.buffers()], root, ranks.group)
@@ -224,11 +226,14 @@ class ParallelModel:
         Raises:
             InvalidArgumentError: The first tensor of inputs has other rows than this rank's share;
                 nothing was sent.
+            ClosedError: After close().
 
         Example:
             >>> trained.step((x,), y)  # doctest: +SKIP
             tensor(0.6931)
         """
+        if self._is_closed:
+            raise ClosedError("RDT_ECLOSED", "parallel.step", "the model was closed")
         began_ns = perf_counter_ns()
         rows = next((len(x) for x in inputs if isinstance(x, torch.Tensor) and x.ndim), None)
         if rows != self._share:
@@ -279,14 +284,14 @@ class ParallelModel:
         }
 
     def close(self) -> None:
-        """Remove the hooks of a plan. Idempotent. Split layers stay split.
+        """Remove the hooks of a plan. Idempotent. Split layers stay split; step() raises.
 
         Example:
             >>> trained.close()  # doctest: +SKIP
         """
         if self._planned is not None:
             self._planned.close()
-        self._planned, self._runner = None, None
+        self._planned, self._runner, self._is_closed = None, None, True
 
 
 def local_bytes(parameter: torch.Tensor) -> int:

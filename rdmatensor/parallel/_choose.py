@@ -54,7 +54,8 @@ def choose(
 
     Blocks until all ranks of the group have called it. Operations are timed on all ranks at once,
     rank 0 solves, and the best three partitions, data parallel and DistributedDataParallel are run
-    for seven steps each on copies of the model. The model itself is not changed.
+    for seven steps each on copies of the model. The model itself is not changed, nor is the state
+    of torch's random numbers.
 
     Args:
         model: The model, with the same structure on all ranks.
@@ -84,11 +85,12 @@ def choose(
         >>> print(choice.text())  # doctest: +SKIP
     """
     ranks = Ranks(group)
-    used = _machine(ranks, machine, memory)
-    found = _solved(ranks, used, model, inputs, target, loss_fn, state_copies)
-    if race and ranks.size > 1 and not any(device.memory_bytes for device in used.devices):
-        return run_race(model, found, inputs, target, loss_fn, ranks)
-    return found[0]
+    with torch.random.fork_rng(devices=[]):  # what is measured and raced draws numbers
+        used = _machine(ranks, machine, memory)
+        found = _solved(ranks, used, model, inputs, target, loss_fn, state_copies)
+        if race and ranks.size > 1 and not any(device.memory_bytes for device in used.devices):
+            return run_race(model, found, inputs, target, loss_fn, ranks)
+        return found[0]
 
 
 def _machine(ranks: Ranks, machine: Machine | None, memory: str | int | None) -> Machine:

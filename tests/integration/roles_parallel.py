@@ -23,6 +23,7 @@ from graph_analysis.partition import (
     make_units,
 )
 from rdmatensor import parallel
+from rdmatensor.errors import ClosedError
 from rdmatensor.parallel._pairs import shareable_pairs
 from rdmatensor.parallel._split import tied_names
 from rdmatensor.parallel._stages import chain_of
@@ -207,8 +208,10 @@ def chosen(rank: int, world: int) -> list[Any]:
     machine = parallel.measure_machine()
     slow = machine_from_json(machine_to_json(machine_with(machine, 10**6)))
     ask = functools.partial(parallel.choose, model, (x,), y, loss_fn=nn.functional.mse_loss)
+    random = torch.get_rng_state()
     trusted = ask(machine=slow, race=False)
     raced = ask(machine=slow)
+    assert torch.equal(random, torch.get_rng_state())
     same = all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert all(p.grad is None for p in model.parameters())
     split = parallel.apply(model, raced, sgd, loss_fn=nn.functional.mse_loss)
@@ -225,7 +228,7 @@ def refused(rank: int, world: int, asked: list[str]) -> list[str]:
     for what in asked:
         try:
             _ask_for(what, rank, world)
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError, ClosedError) as error:
             found.append(f"{type(error).__name__}: {error}")
         else:
             found.append("nothing was refused")
@@ -258,6 +261,7 @@ def _ask_for(what: str, rank: int, world: int) -> None:
         "world": lambda: on(lambda devices: devices[:1]),
         "host": lambda: on(lambda devices: tuple(map(elsewhere, devices))),
         "rows": lambda: take(model, partition_of(model, x, "replicate", even)).step((x[:1],), y),
+        "closed": lambda: closed(take(model, partition_of(model, x, "replicate", even)), x, y),
         "statistics": lambda: take(
             normal, partition_of(normal, torch.randn(ROWS, 8), "replicate", (ROWS - 1, ROWS + 1))
         ),
@@ -269,6 +273,14 @@ def _ask_for(what: str, rank: int, world: int) -> None:
         ),
     }
     asked[what]()
+
+
+def closed(trained: parallel.ParallelModel, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Close a model, and use it."""
+    trained.step((x,), y)
+    trained.close()
+    trained.close()
+    trained.step((x,), y)
 
 
 class Branching(nn.Linear):

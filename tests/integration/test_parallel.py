@@ -82,6 +82,7 @@ REFUSED = {
     "world": "the machine has 1 ranks",
     "host": "elsewhere",
     "rows": "1 rows of this rank, its share is 4",
+    "closed": "ClosedError: the model was closed",
     "statistics": "shares must be equal",
     "module": "'1.0', which is absent",
     "untied": "its parameter '0.weight' is also '4.weight', outside of it",
