@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,12 +33,16 @@ class Replicas:
         self._context, self._worker, self._shape, self._board = context, worker, shape, board
         self._call = call  # Worker._call
         self._known = 0
+        self._reading = threading.RLock()  # counters of the C worker, which lives until close()
+        self._is_closed = False
         if shape.replicas:
             metrics._add(context, self._samples)
 
     def close(self) -> None:
-        """Report no metrics any more; idempotent."""
+        """Report no metrics any more, and wait for a scrape that reads some; idempotent."""
         metrics._remove(self._context, self._samples)
+        with self._reading:
+            self._is_closed = True
 
     def active(self) -> list[int]:
         """Return the connection that each server's rows are read from."""
@@ -76,8 +81,9 @@ class Replicas:
 
     def count(self) -> int:
         """Return how many are lost; 0 of a worker that was closed."""
-        ptr = self._worker.ptr
-        return 0 if ptr is None else int(lib.rdt_ps_worker_losses(ptr))
+        with self._reading:
+            ptr = None if self._is_closed else self._worker.ptr
+            return 0 if ptr is None else int(lib.rdt_ps_worker_losses(ptr))
 
     def lost(self) -> list[str]:
         """Return the names of those."""
@@ -117,7 +123,10 @@ class Replicas:
     def _samples(self) -> list[metrics.Sample]:
         what = "in which ends of steps have waited for backups alone"
         lost = "replicas that have died, and without which this worker goes on"
-        return [
-            metrics.Sample("ps_backup_wait_seconds", "counter", what, self.backup_wait_s()),
-            metrics.Sample("ps_replicas_lost", "counter", lost, self.count()),
-        ]
+        with self._reading:  # another thread may close the worker
+            if self._is_closed:
+                return []
+            return [
+                metrics.Sample("ps_backup_wait_seconds", "counter", what, self.backup_wait_s()),
+                metrics.Sample("ps_replicas_lost", "counter", lost, self.count()),
+            ]

@@ -105,8 +105,11 @@ def test_the_state_has_both_replicas(tmp_path: Path, capsys: pytest.CaptureFixtu
         found["metrics"] = metrics.values(w._context)
         found["reports"] = [one for one in ask_all("ps") if one["pid"] == os.getpid()]
         found["status"] = cli.main(["ps", "status"])
+        w._replicas.close()
+        found["closed"] = (w._replicas._samples(), w._replicas.count())  # of a scrape that began
 
     ps_clusters.run(tmp_path, main, workers=1, servers=2, replicas=1)
+    assert found["closed"] == ([], 0)
     assert found["status"] == 0
     assert found["worker"]["lost"] == []
     assert found["worker"]["backup_wait_s"] >= 0
