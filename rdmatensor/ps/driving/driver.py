@@ -117,6 +117,11 @@ class Driver:
         Worker.clock() or Dense.step(). Each batch is applied once. A batch whose worker dies runs
         again on another one, if the job goes on. Waits while in_flight batches are not done.
 
+        In "sync" a step that has fewer batches than workers waits for more, until join(), gather(),
+        or result() or exception() of a future. concurrent.futures.wait() and as_completed() do not
+        end it, nor does add_done_callback(): call join() before, or they wait for ever for a short
+        last step.
+
         Ownership:
             Tensors are not copied: they must not change until the result is there.
 
