@@ -19,7 +19,7 @@ from rdmatensor.endpoint import Endpoint
 from rdmatensor.errors import PeerError, TransferTimeoutError
 from rdmatensor.memory import RemoteRegion
 from rdmatensor.transfer import Transfer
-from rdmatensor.types import Array, TensorLike
+from rdmatensor.types import Array, TensorLike, TransportName
 
 _PAGE = 4096
 _DONE = 1  # the notification of a borrower that closes
@@ -45,34 +45,56 @@ class Place:
     Attributes:
         lender: The lender's rank.
         len_bytes: Its size.
+        is_closed: Whether it was given back, and with it all parts of it.
     """
 
     def __init__(
-        self, endpoint: Endpoint, region: RemoteRegion, start: int, len_bytes: int
+        self,
+        endpoint: Endpoint,
+        region: RemoteRegion,
+        start: int,
+        len_bytes: int,
+        whole: Place | None = None,
     ) -> None:
         self.lender, self.len_bytes = endpoint.rank, len_bytes
+        self.is_closed = False
         self._endpoint, self._region, self._start = endpoint, region, start
+        self._whole = whole
+        # That of an endpoint that failed is not known any more.
+        self._transport: TransportName = endpoint.transport if whole is None else whole._transport
 
     @property
     def is_direct(self) -> bool:
         """Whether a device reads and writes: it needs memory of the arena on this side."""
-        return self._endpoint.transport == "verbs"
+        return self._transport == "verbs"
 
     @property
     def is_on_host(self) -> bool:
         """Whether it is memory of this host, mapped."""
-        return self._endpoint.transport == "shm"
+        return self._transport == "shm"
 
     def part(self, start: int, len_bytes: int) -> Place:
         """Return a part of it."""
-        return Place(self._endpoint, self._region, self._start + start, len_bytes)
+        whole = self if self._whole is None else self._whole
+        return Place(self._endpoint, self._region, self._start + start, len_bytes, whole)
+
+    def _check_open(self) -> None:
+        whole = self if self._whole is None else self._whole
+        if whole.is_closed:
+            raise invalid("lend", "the lent memory was closed")
 
     def mapped(self) -> CData | None:
         """Return its bytes in this process's memory, if the path is shared memory, else None.
 
-        They are there until the Lent is closed.
+        They are there until the Lent is closed. Ask for them before each use: what they hold is
+        the lender's memory only as long as it lives.
+
+        Raises:
+            InvalidArgumentError: The Lent was closed.
+            PeerError: The lender died or left.
         """
-        if self._endpoint.transport != "shm":
+        self._check_open()
+        if not self.is_on_host:
             return None
         out, err = ffi.new("void **"), new_error()
         status = lib.rdt_endpoint_map(self._endpoint._ptr("map"), self._region._c_struct, out, err)
@@ -81,10 +103,12 @@ class Place:
 
     def write(self, source: TensorLike, offset: int) -> Transfer:
         """Start to write a tensor to an offset."""
+        self._check_open()
         return self._endpoint.write(source, self._region, dst_offset_bytes=self._start + offset)
 
     def read(self, target: TensorLike, offset: int) -> Transfer:
         """Start to fill a tensor from an offset."""
+        self._check_open()
         return self._endpoint.read(target, self._region, src_offset_bytes=self._start + offset)
 
 
@@ -192,6 +216,7 @@ class Lent:
         place = self.place
         try:
             if place is not None:
+                place.is_closed = True
                 place._endpoint.notify(_DONE, place._region).wait()
         except PeerError:
             if is_orderly:

@@ -11,7 +11,8 @@ Weights come in segments that are multiplied while the next one is read; where t
 is mapped, they are read in place.
 """
 
-from rdmatensor.stream.linear import Linear, linear, replace
+from rdmatensor.stream.linear import Linear, replace
+from rdmatensor.stream.product import linear
 from rdmatensor.stream.remote import Remote, place
 
 __all__ = ["Linear", "Remote", "linear", "place", "replace"]

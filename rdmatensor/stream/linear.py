@@ -1,203 +1,29 @@
-"""Products with a matrix in a lender's memory, segment by segment, with the epilogue fused."""
+"""A linear layer whose weight lies in a lender's memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from rdmatensor._lend.lent import Lent
 from rdmatensor._native.arguments import invalid
+from rdmatensor.errors import InvalidArgumentError
+from rdmatensor.stream.product import Epilogue, Trained, epilogue_of, product_of
 from rdmatensor.stream.remote import SEGMENT_BYTES, Remote, place
-from rdmatensor.transfer import Transfer
-
-Epilogue = Callable[[torch.Tensor], torch.Tensor]
-_EPILOGUES: dict[str, Epilogue] = {
-    "gelu": nn.functional.gelu,
-    "relu": torch.relu,
-    "sigmoid": torch.sigmoid,
-    "silu": nn.functional.silu,
-    "tanh": torch.tanh,
-}
-
-
-class Trained:
-    """The gradient of a Remote, in the lender's memory as well."""
-
-    def __init__(self, gradient: Remote) -> None:
-        self.remote = gradient
-        self.is_there = False
-
-    def add(self, start: int, rows: torch.Tensor) -> Transfer:
-        """Start to write a segment's gradient, on top of what is there."""
-        if self.is_there:
-            before = torch.empty_like(rows)
-            self.remote._place.read(before, start * self.remote._row_bytes).wait()
-            rows = rows.add_(before)
-        return self.remote._write(start, rows)
-
-
-def _product(
-    x: torch.Tensor,
-    remote: Remote,
-    bias: torch.Tensor | None,
-    epilogue: Epilogue | None,
-    *,
-    is_kept: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return y and, if it is kept, the product before the epilogue, of which backward is made."""
-    made = x.new_empty((x.shape[0], remote.shape[0]))
-    kept = torch.empty_like(made) if is_kept and epilogue is not None else None
-    for start, end, rows in remote._segments():
-        part = None if bias is None else bias[start:end]
-        product = nn.functional.linear(x, rows, part)
-        if kept is not None:
-            kept[:, start:end] = product
-        made[:, start:end] = product if epilogue is None else epilogue(product)
-    return made, kept
-
-
-class _Streamed(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401 - torch's, of a class without a name
-        x: torch.Tensor,
-        bias: torch.Tensor | None,
-        anchor: torch.Tensor | None,  # noqa: ARG004 - has autograd call backward() for the weight
-        remote: Remote,
-        epilogue: Epilogue | None,
-        trained: Trained | None,
-    ) -> torch.Tensor:
-        is_kept = any(ctx.needs_input_grad[:3])
-        made, kept = _product(x, remote, bias, epilogue, is_kept=is_kept)
-        if is_kept:
-            ctx.save_for_backward(x, kept)
-        ctx.remote, ctx.epilogue, ctx.trained = remote, epilogue, trained
-        return made
-
-    @staticmethod
-    def backward(
-        ctx: Any,  # noqa: ANN401 - as in forward()
-        *gradients: torch.Tensor,
-    ) -> tuple[torch.Tensor | None, ...]:
-        x, kept = ctx.saved_tensors
-        gradient = gradients[0]
-        needs_x, needs_bias = ctx.needs_input_grad[:2]
-        remote: Remote = ctx.remote
-        trained: Trained | None = ctx.trained
-        of_x = torch.zeros_like(x) if needs_x else None
-        of_bias = gradient.new_empty(remote.shape[0]) if needs_bias else None
-        writing: list[tuple[Transfer, torch.Tensor]] = []
-        segments: Iterable[tuple[int, int, torch.Tensor | None]] = (
-            remote._segments() if needs_x else _ranges(remote)
-        )
-        for start, end, rows in segments:
-            part = gradient[:, start:end]
-            if kept is not None:
-                part = _through(ctx.epilogue, kept[:, start:end], part)
-            if of_x is not None and rows is not None:
-                of_x.addmm_(part, rows)
-            if of_bias is not None:
-                of_bias[start:end] = part.sum(0)
-            if trained is not None:
-                made = part.t() @ x
-                writing.append((trained.add(start, made), made))
-                if len(writing) > 1:
-                    writing.pop(0)[0].wait()
-        for transfer, _ in writing:
-            transfer.wait()
-        if trained is not None:
-            trained.is_there = True
-        return of_x, of_bias, None, None, None, None
-
-
-def _ranges(remote: Remote) -> Iterator[tuple[int, int, torch.Tensor | None]]:
-    """Yield segments without their rows."""
-    for start in range(0, remote.shape[0], remote.segment_rows):
-        yield start, min(remote.shape[0], start + remote.segment_rows), None
-
-
-def _through(epilogue: Epilogue, product: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """Return the gradient before the epilogue."""
-    with torch.enable_grad():
-        leaf = product.detach().requires_grad_()
-        (made,) = torch.autograd.grad(epilogue(leaf), leaf, gradient)
-    return made
-
-
-def linear(
-    x: torch.Tensor,
-    weight: Remote,
-    bias: torch.Tensor | None = None,
-    *,
-    epilogue: Epilogue | str | None = None,
-) -> torch.Tensor:
-    """Return epilogue(x @ weight.T + bias) with a weight in a lender's memory.
-
-    Segments of rows of the weight are read while the one before is multiplied. Bias and epilogue
-    are applied to each segment's columns while they are in the cache. Where the lender's memory is
-    mapped, the product reads it in place, and is equal to the bit to that of a weight in this
-    process; streamed, it is equal up to the order of sums in the dtype.
-
-    Args:
-        x: At least one dim, the last with as many elements as the weight has columns.
-        weight: What place() returned. It gets no gradient; a Linear with `trains` has one.
-        bias: One element for each row of the weight, or None.
-        epilogue: A pointwise function, or the name of one: "gelu", "relu", "sigmoid", "silu",
-            "tanh".
-
-    Returns:
-        As x, with as many elements in the last dim as the weight has rows. Differentiable by x
-        and bias.
-
-    Raises:
-        InvalidArgumentError: Shapes or dtypes do not match, or the epilogue is unknown.
-        PeerError: The lender died or left.
-
-    Example:
-        >>> linear(torch.ones(2, 4), remote, epilogue="relu").shape  # doctest: +SKIP
-        torch.Size([2, 4])
-    """
-    return _linear(x, weight, bias, epilogue_of(epilogue), None, None)
-
-
-def _linear(
-    x: torch.Tensor,
-    weight: Remote,
-    bias: torch.Tensor | None,
-    epilogue: Epilogue | None,
-    anchor: torch.Tensor | None,
-    trained: Trained | None,
-) -> torch.Tensor:
-    rows, columns = weight.shape
-    if x.dim() < 1 or x.shape[-1] != columns or x.dtype != weight.dtype:
-        raise invalid("linear", f"x {tuple(x.shape)} of {x.dtype} does not match {weight!r}")
-    if bias is not None and (tuple(bias.shape) != (rows,) or bias.dtype != weight.dtype):
-        raise invalid("linear", f"bias {tuple(bias.shape)} of {bias.dtype} for {rows} rows")
-    flat = x.reshape(-1, columns)
-    made: torch.Tensor = _Streamed.apply(  # type: ignore[no-untyped-call]
-        flat, bias, anchor, weight, epilogue, trained
-    )
-    return made.view(*x.shape[:-1], rows)
-
-
-def epilogue_of(epilogue: Epilogue | str | None) -> Epilogue | None:
-    """Return the function of an epilogue."""
-    if not isinstance(epilogue, str):
-        return epilogue
-    if epilogue not in _EPILOGUES:
-        raise invalid(
-            "linear", f"epilogue {epilogue!r} is unknown: expected one of {sorted(_EPILOGUES)}"
-        )
-    return _EPILOGUES[epilogue]
 
 
 class Linear(nn.Module):
     """A linear layer whose weight, and its gradient, lie in a lender's memory.
 
-    The bias is an ordinary parameter. The weight is not a parameter: update() steps it.
+    The bias is an ordinary parameter. The weight is not a parameter: update() steps it. So
+    optimizers do not see it, ranks do not average its gradient (only one rank may train it), and
+    its gradient accumulates until update() or zero_grad() of this layer: zero_grad() of the model
+    or of an optimizer does not drop it. state_dict() reads the weight, whole, under the name
+    "weight" as that of a resident layer, and load_state_dict() writes it.
 
     Args:
         weight: What place() returned.
@@ -252,7 +78,8 @@ class Linear(nn.Module):
             The layer that replaces it.
 
         Raises:
-            InvalidArgumentError: It is not a Linear, or the lender lends too little.
+            InvalidArgumentError: It is not a Linear, the lender lends too little, or several ranks
+                borrow and it trains: their gradients would not be averaged.
             PeerError: The lender died or left.
 
         Example:
@@ -261,6 +88,8 @@ class Linear(nn.Module):
         """
         if not isinstance(layer, nn.Linear):
             raise invalid("Linear.of", f"layer is a {type(layer).__name__}, not a torch.nn.Linear")
+        if trains:
+            _check_trains_here(lent, "Linear.of")
         function = epilogue_of(epilogue)
         size = layer.weight.numel() * layer.weight.element_size()
         lent._check_free((2 if trains else 1) * size, "Linear.of")
@@ -288,7 +117,7 @@ class Linear(nn.Module):
             >>> Linear.of(torch.nn.Linear(4, 4), lent)(torch.ones(4)).shape  # doctest: +SKIP
             torch.Size([4])
         """
-        return _linear(x, self.weight, self.bias, self._epilogue, self._anchor, self._trained)
+        return product_of(x, self.weight, self.bias, self._epilogue, self._anchor, self._trained)
 
     def update(self, step: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
         """Step the weight, segment by segment, and drop its gradient.
@@ -308,8 +137,10 @@ class Linear(nn.Module):
         pairs = zip(self.weight._segments(), self._trained.remote._segments(), strict=True)
         for (start, _, rows), (_, _, gradient) in pairs:
             step(rows, gradient)
-            if not self.weight.is_mapped:
-                self.weight._write(start, rows).wait()
+            if self.weight.is_mapped:
+                self.weight._map()  # rows of a lender that died meanwhile are lost
+            else:
+                self.weight._put(start, rows)
         self._trained.is_there = False
 
     def gradient(self) -> torch.Tensor | None:
@@ -331,6 +162,8 @@ class Linear(nn.Module):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of weight and bias.
 
+        Call it on this layer: zero_grad() of the model or an optimizer drops the bias's only.
+
         Args:
             set_to_none: As for torch.nn.Module.zero_grad().
 
@@ -340,6 +173,35 @@ class Linear(nn.Module):
         super().zero_grad(set_to_none)
         if self._trained is not None:
             self._trained.is_there = False
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        destination[f"{prefix}weight"] = self.weight.fetch()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        key = f"{prefix}weight"
+        others = {name: one for name, one in state_dict.items() if name != key}
+        super()._load_from_state_dict(
+            others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        if key not in state_dict:
+            missing_keys.extend([key] if strict else [])
+            return
+        try:
+            self.weight.put(state_dict[key].to("cpu", self.weight.dtype))
+        except InvalidArgumentError as error:
+            error_msgs.append(f"{key}: {error}")
 
     def extra_repr(self) -> str:
         """Return the weight, for repr().
@@ -353,10 +215,25 @@ class Linear(nn.Module):
         return repr(self.weight)
 
 
+def _check_trains_here(lent: Lent, call: str) -> None:
+    """Raise InvalidArgumentError if other ranks would train a copy of the weight."""
+    count = 1 if lent.group is None else dist.get_world_size(lent.group)
+    if count > 1:
+        raise invalid(
+            call,
+            f"{count} ranks borrow, and each would train a weight of its own, as gradients of "
+            "weights at a lender are not averaged: let one rank borrow, or freeze the weight "
+            "(requires_grad_(False) before replace(), trains=False for Linear.of())",
+        )
+
+
 def replace(
     model: nn.Module, name: str, lent: Lent, *, epilogue: Epilogue | str | None = None
 ) -> Linear:
     """Replace a linear layer of a model by one whose weight lies in borrowed memory.
+
+    Only one rank may train it. A weight that does not require a gradient may be borrowed by
+    several ranks, each of which has its own copy.
 
     Args:
         model: The model.
@@ -369,7 +246,8 @@ def replace(
 
     Raises:
         InvalidArgumentError: The model lacks the layer, its weight is used by another module too
-            (tied), or the lender lends too little. The model is unchanged.
+            (tied), the lender lends too little, or the weight trains and several ranks borrow:
+            their gradients would not be averaged. The model is unchanged.
         PeerError: The lender died or left.
 
     Example:

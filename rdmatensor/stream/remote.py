@@ -19,7 +19,7 @@ SEGMENT_BYTES = 4 << 20
 class Remote:
     """A matrix in a lender's memory, of which segments of rows come when they are needed.
 
-    Made by place(). Freed with the Lent.
+    Made by place(). Freed with the Lent; calls after that raise InvalidArgumentError.
 
     Attributes:
         shape: Rows and columns.
@@ -40,18 +40,18 @@ class Remote:
         self._place = place
         self._row_bytes = shape[1] * dtype.itemsize
         self.segment_rows = max(1, min(shape[0], segment_bytes // max(1, self._row_bytes)))
-        self._whole = self._map()
 
-    def _map(self) -> torch.Tensor | None:
-        found = self._place.mapped()
-        if found is None:
-            return None
+    def _map(self) -> torch.Tensor:
+        """Return the mapped matrix, if the lender still has it."""
+        with self._named():
+            found = self._place.mapped()
+        assert found is not None
         return torch.frombuffer(found, dtype=self.dtype).view(self.shape)
 
     @property
     def is_mapped(self) -> bool:
         """Whether the lender's memory is mapped here: then products read it in place."""
-        return self._whole is not None
+        return self._place.is_on_host
 
     def fetch(self) -> torch.Tensor:
         """Read the whole matrix.
@@ -90,7 +90,7 @@ class Remote:
                 f"a matrix {tuple(matrix.shape)} of {matrix.dtype} for one {self.shape} of "
                 f"{self.dtype}",
             )
-        self._write(0, matrix.detach().contiguous()).wait()
+        self._put(0, matrix.detach().contiguous())
 
     def _segments(self) -> Iterator[tuple[int, int, torch.Tensor]]:
         """Yield (first row, end, rows); the next segment is read meanwhile.
@@ -98,8 +98,8 @@ class Remote:
         A mapped matrix is one segment, in place. A segment is valid until the next but one.
         """
         rows = self.shape[0]
-        if self._whole is not None:
-            yield 0, rows, self._whole
+        if self.is_mapped:
+            yield 0, rows, self._map()
             return
         starts = list(range(0, rows, self.segment_rows))
         buffers = [self._landing(self.segment_rows) for _ in starts[:2]]
@@ -121,6 +121,11 @@ class Remote:
         """Start to write rows; they must not change until it is done."""
         with self._named():
             return self._place.write(rows, start * self._row_bytes)
+
+    def _put(self, start: int, rows: torch.Tensor) -> None:
+        writing = self._write(start, rows)
+        with self._named():
+            writing.wait()
 
     def _landing(self, rows: int) -> torch.Tensor:
         make = rdmatensor.torch.empty if self._place.is_direct else torch.empty

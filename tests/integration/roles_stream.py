@@ -23,15 +23,32 @@ def streamed(rank: int, world: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with budget.lend("32MiB" if rank == 1 else 0) as lent:
         if rank == 0:
-            found = _stream(lent)
+            found, kept = _stream(lent)
         else:
             lent.serve()
+    if rank == 0:
+        found["refused"] += [refusal(lambda: kept(torch.ones(4))), refusal(kept.weight.fetch)]
     dist.destroy_process_group()
     return found
 
 
-def lender_dies(rank: int, world: int) -> str:
-    """The lender is killed between two products: the next one names it."""
+def two_borrowers(rank: int, world: int) -> list[str]:
+    """Each of two ranks would step a weight of its own: it is refused."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    model = nn.Sequential(nn.Linear(4, 4))
+    with budget.lend("1MiB", borrow=True) as lent:
+        said = [
+            refusal(lambda: stream.replace(model, "0", lent)),
+            refusal(lambda: stream.Linear.of(model[0], lent)),
+        ]
+        model[0].weight.requires_grad_(False)
+        said.append(str(stream.replace(model, "0", lent)))
+    dist.destroy_process_group()
+    return said
+
+
+def lender_dies(rank: int, world: int, call: str) -> str:
+    """The lender is killed between two products, or before the update: the next call names it."""
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     lent = budget.lend("1MiB" if rank == 1 else 0)
     pids: list[Any] = [None] * world
@@ -39,17 +56,20 @@ def lender_dies(rank: int, world: int) -> str:
     if rank == 1:
         time.sleep(60)
     layer = stream.Linear.of(nn.Linear(64, 256), lent, segment_bytes=4096)
-    layer(torch.ones(2, 64))
+    layer(torch.ones(2, 64)).sum().backward()
     os.kill(pids[1], signal.SIGKILL)
     time.sleep(0.2)
     try:
-        layer(torch.ones(2, 64))
+        if call == "update":
+            layer.update(lambda weight, gradient: weight.sub_(gradient))
+        else:
+            layer(torch.ones(2, 64))
     except PeerError as error:
         os._exit(report(error.detail))
     return "no error"
 
 
-def _stream(lent: budget.Lent) -> dict[str, Any]:
+def _stream(lent: budget.Lent) -> tuple[dict[str, Any], stream.Linear]:
     torch.manual_seed(0)
     worst, found = 0.0, {"equal": True}
     for rows, columns, shape, epilogue in (
@@ -90,8 +110,31 @@ def _stream(lent: budget.Lent) -> dict[str, Any]:
                 worst = max(worst, float((moved(z) - wanted[0]).abs().max()))
     found["worst"] = worst
     found["mapped"] = moved.weight.is_mapped
+    found["saved"] = _saved(lent)
     found["refused"] = _stream_refusals(lent)
-    return found
+    return found, stream.Linear.of(nn.Linear(4, 4), lent)
+
+
+def _saved(lent: budget.Lent) -> list[Any]:
+    """A checkpoint of a model has the weight, under the name that it has in a resident layer."""
+    plain = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 3))
+    weight = plain[1].weight.detach().clone()
+    model = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 3))
+    layer = stream.replace(model, "1", lent)
+    model.load_state_dict(plain.state_dict())
+    layer.zero_grad()
+    saved = model.state_dict()
+    words = []
+    for wrong in (
+        {**saved, "1.weight": torch.ones(1, 2)},
+        {key: one for key, one in saved.items() if key != "1.weight"},
+    ):
+        try:
+            model.load_state_dict(wrong)
+        except RuntimeError as error:
+            words.append(str(error))
+    same = torch.equal(layer.weight.fetch(), weight) and torch.equal(saved["1.weight"], weight)
+    return [same, list(saved) == list(plain.state_dict()), *words]
 
 
 def _stream_refusals(lent: budget.Lent) -> list[str]:
