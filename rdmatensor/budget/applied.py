@@ -136,7 +136,8 @@ class Applied:
             try:
                 self._swapper.drain()
             finally:
-                self._lent._give_back(place)
+                if self._swapper.is_idle:
+                    self._lent._give_back(place)
 
     def __enter__(self) -> Applied:
         return self

@@ -98,6 +98,8 @@ class _Row:
 def _rows(trace: Trace) -> list[_Row]:
     """Return one row for each call of a unit; bytes count from the beginning of its forward."""
     segments = trace.forward[1:]
+    if not segments:
+        return []
     ends = [one.start_bytes for one in segments[1:]] + [trace.backward[0].start_bytes]
     backward: dict[str, int] = {}
     for one in trace.backward[1:]:

@@ -84,6 +84,7 @@ def fit(
         raise invalid("fit", "this rank only lends: let it call serve() of what lend() returned")
     ranks, error = Ranks(lent.group if group is None and lent is not None else group), None
     fitting: Fitting | None = None
+    key: tuple[object, ...] = ()
     try:
         size = bytes_of(budget, "fit", "budget")
         _check(inputs, tiers, lent)
@@ -91,6 +92,7 @@ def fit(
         check_free(model, "fit")
         fitting = Fitting(model, tuple(inputs), loss_fn, optimizer, found)
         fitting.measure(cast("tuple[WayName, ...]", tuple(tiers)))
+        key = fitting.key()
         if lent is not None and "peer" in tiers:
             lent._check_free(2 * LEAST_BYTES, "fit")
     except Exception as raised:  # noqa: BLE001 - raised below, when the other ranks know
@@ -98,7 +100,7 @@ def fit(
     ranks.check_errors(error)
     assert fitting is not None
     ranks.check_same("the budget", (size, tuple(tiers)))
-    ranks.check_same("the model or its units", fitting.key())
+    ranks.check_same("the model or its units", key)
     room, notes = 0, cast("tuple[str, ...]", ())
     if lent is not None and "peer" in tiers:
         room = min(ranks.all(lent.free_bytes))
@@ -173,7 +175,9 @@ def _choose(fitting: Fitting, terms: _Terms, ranks: Ranks) -> Budget:
         best = least
     if best[0] > size:
         raise invalid("fit", _too_small(terms, best[0], fitting))
-    return _budget(fitting, terms, best, (kept_peak, least[0]))
+    state_bytes = max(ranks.all(fitting.kept_trace.state_bytes))
+    peaks = _Peaks(kept_peak, least[0], state_bytes)
+    return _budget(fitting, terms, best, peaks, ranks.first(fitting.reasons))
 
 
 def _too_small(terms: _Terms, least: int, fitting: Fitting) -> str:
@@ -192,11 +196,21 @@ def _too_small(terms: _Terms, least: int, fitting: Fitting) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Peaks:
+    """Bytes of all ranks' largest step: with all kept, the least possible, and of the optimizer."""
+
+    kept: int
+    least: int
+    state: int
+
+
 def _budget(
     fitting: Fitting,
     terms: _Terms,
     best: tuple[int, tuple[str, ...], Trace],
-    peaks: tuple[int, int],
+    peaks: _Peaks,
+    reasons: dict[str, str],
 ) -> Budget:
     peak, choice, trace = best
     chain = terms.chain
@@ -208,7 +222,7 @@ def _budget(
             UnitPlan(
                 unit.name,
                 way.name,
-                fitting.reasons.get(unit.name, ""),
+                reasons.get(unit.name, ""),
                 unit.ways[0].held_bytes,
                 way.held_bytes,
                 way.added_ns,
@@ -221,9 +235,9 @@ def _budget(
         tiers=terms.tiers,
         units=tuple(plans),
         peak_bytes=peak,
-        kept_peak_bytes=peaks[0],
-        least_bytes=peaks[1],
-        state_bytes=fitting.kept_trace.state_bytes,
+        kept_peak_bytes=peaks.kept,
+        least_bytes=peaks.least,
+        state_bytes=peaks.state,
         step_ns=sum(unit.forward_ns + unit.backward_ns for unit in chain.units),
         added_ns=outcome.added_ns,
         exposed_ns=outcome.exposed_ns,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from rdmatensor._lend.lent import Lent, Place
 from rdmatensor._lend.ranks import Ranks
 from rdmatensor._lend.sizes import shown
 from rdmatensor.budget.swap import LEAST_BYTES, Move
-from rdmatensor.errors import PeerError
+from rdmatensor.errors import PeerError, TransferTimeoutError
 from rdmatensor.transfer import Transfer
 
 _LARGE_BYTES = 4 << 20
@@ -89,29 +89,47 @@ class Price:
 
 def measure(lent: Lent, ranks: Ranks) -> tuple[Price, Price]:
     """Return the prices of writes and reads, with all borrowers at once."""
-    large = min(_LARGE_BYTES, lent.free_bytes)
-    small = LEAST_BYTES
-    place = lent._take(large, "fit")
-    mover, prices = PeerMover(place), []
-    for start in (mover.write, mover.read):
-        found = []
+    small, large = LEAST_BYTES, min(_LARGE_BYTES, lent.free_bytes)
+    error: Exception | None = None
+    place, found = None, []
+    try:
+        place = lent._take(large, "fit")
+    except Exception as raised:  # noqa: BLE001 - raised below, when the other ranks know
+        error = raised
+    for is_write in (True, False):
         for size in (small, large):
-            tensor = mover.empty(size).zero_()
-            ranks.all(True)
-            times = []
-            for _ in range(_REPEATS):
-                began_ns, busy_ns = time.perf_counter_ns(), time.thread_time_ns()
-                move = start(tensor, 0)
-                busy_ns = time.thread_time_ns() - busy_ns  # not that of waiting, which may spin
-                move.wait()
-                times.append((max(0, time.perf_counter_ns() - began_ns - busy_ns), busy_ns))
-            found.append(sorted(times)[_REPEATS // 2])
-        (small_ns, _), (large_ns, busy_ns) = found
-        mib_ns = max(0, large_ns - small_ns) * (1 << 20) // max(1, large - small)
-        fixed_ns = max(0, small_ns - small * mib_ns // (1 << 20))
-        prices.append(Price(fixed_ns, mib_ns, busy_ns * (1 << 20) // max(1, large)))
-    lent._give_back(place)
-    return prices[0], prices[1]
+            ranks.all(True)  # also of a rank that has failed: the others wait for it here
+            if place is None or error is not None:
+                continue
+            try:
+                found.append(_times(PeerMover(place), size, is_write=is_write))
+            except Exception as raised:  # noqa: BLE001 - as above
+                error = raised
+    if place is not None and not isinstance(error, TransferTimeoutError):  # or it is in flight
+        lent._give_back(place)
+    ranks.check_errors(error)
+    return _price(found[:2], small, large), _price(found[2:], small, large)
+
+
+def _times(mover: PeerMover, size: int, *, is_write: bool) -> tuple[int, int]:
+    """Return how long a transfer takes, and the processor time of the caller."""
+    tensor, start = mover.empty(size).zero_(), mover.write if is_write else mover.read
+    times = []
+    for _ in range(_REPEATS):
+        began_ns, busy_ns = time.perf_counter_ns(), time.thread_time_ns()
+        move = start(tensor, 0)
+        busy_ns = time.thread_time_ns() - busy_ns  # not that of waiting, which may spin
+        move.wait()
+        times.append((max(0, time.perf_counter_ns() - began_ns - busy_ns), busy_ns))
+    return sorted(times)[_REPEATS // 2]
+
+
+def _price(found: Sequence[tuple[int, int]], small: int, large: int) -> Price:
+    """Return the price of which these are the times of a small and a large transfer."""
+    (small_ns, _), (large_ns, busy_ns) = found
+    mib_ns = max(0, large_ns - small_ns) * (1 << 20) // max(1, large - small)
+    fixed_ns = max(0, small_ns - small * mib_ns // (1 << 20))
+    return Price(fixed_ns, mib_ns, busy_ns * (1 << 20) // max(1, large))
 
 
 def notes(lent: Lent) -> tuple[str, ...]:

@@ -70,7 +70,10 @@ class Swapped:
 
 @dataclass(eq=False)
 class _Entry:
-    """A storage that was moved out. uses: saved tensors that have not asked for it yet."""
+    """A storage that was moved out.
+
+    uses: saved tensors that have not asked for it yet. is_changed: while it was written.
+    """
 
     unit: str
     offset: int
@@ -79,6 +82,7 @@ class _Entry:
     source: torch.Tensor | None
     version: int
     writing: Move | None
+    is_changed: bool = False
     uses: int = 0
     reading: Move | None = None
     landing: torch.Tensor | None = None
@@ -114,11 +118,13 @@ class Swapper:
 
     places: bytes of each tensor of each unit, in the order of saving; None: make them as they are
         saved, and learn them.
+    is_stuck: a write may be in flight, whose wait did not return.
     """
 
     mover: Mover
     places: Mapping[str, Sequence[_Place]] | None
     counts: Swapped = field(default_factory=Swapped)
+    is_stuck: bool = False
     learned: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     _order: list[weakref.ref[_Entry]] = field(default_factory=list)
     _pending: deque[_Entry] = field(default_factory=deque)
@@ -174,9 +180,20 @@ class Swapper:
         """Wait for a write and give up the memory that it read."""
         source, entry.source = entry.source, None
         if entry.writing is not None:
-            self._wait(entry.writing, entry.unit)
+            try:
+                self._wait(entry.writing, entry.unit)
+            except PeerError:
+                raise
+            except BaseException:
+                self.is_stuck = True
+                raise
             entry.writing = None
-        if source is not None and source._version != entry.version:
+        entry.is_changed = source is not None and source._version != entry.version
+        if entry.uses > 0:
+            self._check_unchanged(entry)
+
+    def _check_unchanged(self, entry: _Entry) -> None:
+        if entry.is_changed:
             raise invalid(
                 "budget",
                 f"a tensor that {entry.unit} saved for its backward pass was changed in place "
@@ -199,9 +216,10 @@ class Swapper:
         while self._pending and self._pending[0].is_written():
             self._finish_write(self._pending.popleft())
         if entry.source is not None:  # its write is in flight: the memory is here
-            if entry.source._version != entry.version:
-                self._finish_write(entry)
-            return _bytes_of(entry.source)
+            if entry.source._version == entry.version:
+                return _bytes_of(entry.source)
+            self._finish_write(entry)
+        self._check_unchanged(entry)
         is_known = entry.turn < len(self._order) and self._order[entry.turn]() is entry
         self._start_read(entry)
         for turn in range(entry.turn - 1, max(-1, entry.turn - AHEAD - 1), -1) if is_known else ():
@@ -231,10 +249,21 @@ class Swapper:
         finally:
             self.counts.waited_ns += time.perf_counter_ns() - start_ns
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no write is in flight."""
+        return not self._pending and not self.is_stuck
+
     def drain(self) -> None:
-        """Wait for all writes in flight."""
+        """Wait for all writes in flight, then raise the first error of them."""
+        first: Exception | None = None
         while self._pending:
-            self._finish_write(self._pending.popleft())
+            try:
+                self._finish_write(self._pending.popleft())
+            except Exception as error:  # noqa: BLE001 - raised when no write is in flight
+                first = first or error
+        if first is not None:
+            raise first
 
 
 @contextlib.contextmanager

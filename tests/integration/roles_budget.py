@@ -16,6 +16,8 @@ from roles_collectives import TIMEOUT
 from torch import nn
 
 from rdmatensor import budget, default_context
+from rdmatensor._lend.ranks import Ranks
+from rdmatensor.budget import peer
 from rdmatensor.errors import InvalidArgumentError, PeerError, PlanMismatchError
 
 WIDTH, ROWS = 128, 1024
@@ -49,15 +51,19 @@ def agree(rank: int, world: int) -> list[object]:
     """Rank 1 has more rows: its peak counts, and all ranks choose alike."""
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     model, given = net(), inputs(rank, ROWS * (2 if rank == 1 else 1))
-    whole = budget.fit(model, given, "1GiB", loss_fn=squares)
+    momentum = 0.9 if rank == 1 else 0.0
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+    whole = budget.fit(model, given, "1GiB", loss_fn=squares, optimizer=sgd)
     alone = budget.fit(
         model,
         given,
         "1GiB",
         loss_fn=squares,
+        optimizer=sgd,
         group=dist.new_group([rank], use_local_synchronization=True),
     )
-    chosen = budget.fit(model, given, (whole.least_bytes + whole.peak_bytes) // 2, loss_fn=squares)
+    size = (whole.least_bytes + whole.peak_bytes) // 2
+    chosen = budget.fit(model, given, size, loss_fn=squares, optimizer=sgd)
     wanted = gradients(model, given)
     plain = nn.parallel.DistributedDataParallel(model)
     with chosen.apply(model):
@@ -79,6 +85,8 @@ def differing(rank: int, world: int, what: str) -> str:
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     is_last = rank == world - 1
     model = net(7 if is_last and what == "model" else 6)
+    if is_last and what == "calls":
+        model.forward = lambda x: x * model[0][0].weight.sum()
     size = "1GiB" if is_last and what == "budget" else "2GiB"
     tiers: tuple[str, ...] = ("disk",) if is_last and what == "tier" else ("recompute",)
     try:
@@ -135,6 +143,24 @@ def _train_with(lent: budget.Lent, rank: int, tiers: list[str]) -> dict[str, Any
         "registered": after.registrations - before.registrations,
         "notes": chosen.text().splitlines()[-2:],
     }
+
+
+def unmeasured(rank: int, world: int) -> str:
+    """A rank cannot measure its link: all say so, and its place is free again."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    said = ""
+    with budget.lend("8MiB" if rank == world - 1 else 0) as lent:
+        if rank == world - 1:
+            lent.serve()
+        else:
+            if rank == 0:
+                peer.PeerMover.read = lambda *_: 1 // 0  # type: ignore[method-assign]
+            try:
+                peer.measure(lent, Ranks(lent.group))
+            except (ZeroDivisionError, PlanMismatchError) as error:
+                said = f"{error}, {lent.borrowed_bytes - lent.free_bytes} B taken"
+    dist.destroy_process_group()
+    return said
 
 
 def too_little(rank: int, world: int) -> list[str]:

@@ -42,6 +42,13 @@ def test_a_lender_with_too_little_bounds_the_choice(tmp_path: Path) -> None:
     assert "no rank lends memory" in others[0]
 
 
+def test_a_rank_that_cannot_measure_its_link_ends_all(tmp_path: Path) -> None:
+    *borrowers, _ = jobs.results(jobs.run("roles_budget:unmeasured", 3, tmp_path))
+    assert "by zero, 0 B taken" in borrowers[0]
+    assert borrowers[1].startswith("rank 0 cannot fit the budget: ")
+    assert borrowers[1].endswith("by zero, 0 B taken")
+
+
 @pytest.mark.parametrize("when", ["forward", "backward"])
 def test_the_death_of_a_lender_names_it_and_a_unit(
     when: str, path_forced: dict[str, str], tmp_path: Path

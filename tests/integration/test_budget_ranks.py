@@ -24,6 +24,7 @@ def test_all_ranks_choose_alike_by_the_largest_step(tmp_path: Path) -> None:
         ("model", "the model or its units is"),
         ("budget", "the budget is (1073741824, ('recompute',)) on rank 2"),
         ("tier", "tier 'disk' is unknown"),
+        ("calls", "a step calls none of the units"),
     ],
 )
 def test_ranks_that_differ_all_say_where(what: str, words: str, tmp_path: Path) -> None:

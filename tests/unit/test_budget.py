@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import budget_models
@@ -15,10 +16,16 @@ from torch import nn
 from graph_analysis.keep import Chain, Unit, Way, solve
 from rdmatensor import budget
 from rdmatensor._lend.sizes import bytes_of, shown
+from rdmatensor.budget.applied import Applied, Predicted
 from rdmatensor.budget.lender import within
 from rdmatensor.budget.swap import NoMover, Swapper, make_places
 from rdmatensor.budget.units import find_units
-from rdmatensor.errors import InvalidArgumentError, PlanMismatchError
+from rdmatensor.errors import (
+    InvalidArgumentError,
+    PeerError,
+    PlanMismatchError,
+    TransferTimeoutError,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -291,10 +298,11 @@ def test_units_stay_where_a_lender_has_no_room() -> None:
 
 
 class Late:
-    """A mover whose writes end when they are asked for."""
+    """A mover whose writes end when they are asked for; one may fail."""
 
-    def __init__(self) -> None:
+    def __init__(self, failing: Exception | None = None) -> None:
         self.memory: dict[int, torch.Tensor] = {}
+        self.failing = failing
 
     def write(self, source: torch.Tensor, offset: int) -> Any:
         return Written(self, source, offset)
@@ -314,6 +322,9 @@ class Written:
     offset: int
 
     def wait(self) -> None:
+        failing, self.mover.failing = self.mover.failing, None
+        if failing is not None:
+            raise failing
         self.mover.memory[self.offset] = self.source.clone()
 
     def done(self) -> bool:
@@ -346,3 +357,38 @@ def test_a_tensor_that_changes_while_it_is_written_is_noticed() -> None:
     saved[-1].add_(1)
     with pytest.raises(InvalidArgumentError, match=r"unit saved .* was changed in place"):
         made.sum().backward()
+
+
+def test_a_tensor_that_nobody_needs_any_more_may_change() -> None:
+    swapper = Swapper(Late(), make_places({"unit": [1 << 16] * 2})[0])
+    weight = torch.ones(128, 128, requires_grad=True)
+    x = torch.ones(128, 128)
+    made = swapper.swapping("unit", nn.Identity(), lambda one: one * weight)(x).sum()
+    made.backward(retain_graph=True)
+    x.add_(1)
+    swapper.drain()
+    with pytest.raises(InvalidArgumentError, match=r"unit saved .* was changed in place"):
+        made.backward()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_free"),
+    [
+        (TransferTimeoutError("RDT_ETIMEDOUT", "wait", "in flight"), False),
+        (PeerError("RDT_EPEER", "wait", "the lender died"), True),
+    ],
+)
+def test_a_place_is_given_back_when_no_write_is_in_flight(error: Any, is_free: bool) -> None:
+    case = budget_models.make("mlp")
+    place, freed = object(), []
+    lent = SimpleNamespace(_take=lambda *_: place, _give_back=freed.append)
+    chosen = fit(case, "1GiB")
+    plans = [replace(one, way="peer", lent_bytes=(1 << 20,) * 9) for one in chosen.units]
+    applied = Applied(plans, find_units(case.model, None), Predicted(0, 0, 0), lent)
+    late = applied._swapper.mover = Late(error)
+    applied._swapper.move_out(chosen.units[0].name, 0, torch.ones(128, 128))
+    applied._swapper.move_out(chosen.units[0].name, 1, torch.ones(128, 128))
+    with pytest.raises(type(error)):
+        applied.close()
+    assert len(late.memory) == 1
+    assert freed == ([place] if is_free else [])
