@@ -22,6 +22,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -31,11 +32,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 from graph_analysis import Mask, TransferPlan, thin
 from rdmatensor._backend.extension import load_extension
 from rdmatensor._backend.groups import backend_of
-from rdmatensor._plan.agree import broadcast_all, check_plan, refuse
+from rdmatensor._plan.agree import broadcast_all, check_plan, on_all_ranks, refuse
 from rdmatensor._plan.costs import Costs, Described
 from rdmatensor._plan.layout import Layout
 from rdmatensor._plan.memory import Counts
 from rdmatensor._plan.model import ModelCheck, ModuleHook, held_weakly, tensors_in
+from rdmatensor._plan.planned import claim, unclaim
 from rdmatensor._plan.step import Step
 from rdmatensor._plan.wires import Wires
 from rdmatensor._record import names, recorder
@@ -88,7 +90,7 @@ def apply(
         PlanMismatchError: On all ranks: plans differ, the model is not the plan's, a layer has
             sparse gradients, or another model's plan sends a parameter; it names the first tensor.
         InvalidArgumentError: On all ranks: another strategy, or another number of ranks.
-        ValueError: A wire is unknown.
+        ValueError: A wire is unknown; ranks that know the wires they were given raise RuntimeError.
 
     Example:
         >>> model, inputs = torch.nn.Linear(4, 2), (torch.ones(3, 4),)
@@ -177,9 +179,10 @@ class PlannedModel:
         self.plan = plan
         self._dense = plan
         self._wanted: TransferPlan | None = None  # from the next forward pass that trains on
+        self._failure: BaseException | None = None  # of the last change of plan
         self._finds_unused = find_unused_parameters
         self._group = _chosen(group)
-        self._wires = Wires(wire, allow, self._group)
+        self._wires = on_all_ranks(partial(Wires, wire, allow, self._group), self._group)
         words = self._wires.words
         check_plan(plan, self._group, words, find_unused_parameters=find_unused_parameters)
         self._undo = ExitStack()  # what close() and another layout undo
@@ -266,10 +269,14 @@ class PlannedModel:
         """Send only the live blocks of gradients, from the next forward pass that trains on.
 
         Does not communicate. That forward pass does: the ranks compare their masks and announce the
-        new places, and a rank with other masks is a PlanMismatchError on all. After the backward
-        pass a gradient holds the sums of its live blocks and zero elsewhere, so that an optimizer
-        does not move masked weights but by weight decay or momentum. compress.run() calls this in
-        each round.
+        new places, and a rank with other masks is a PlanMismatchError on all. So all ranks call
+        this before the same forward pass; if some do not, the ranks wait for each other until the
+        group's timeout, or fail. If the new places cannot be made, for example for want of memory,
+        that pass raises, and each later one that trains raises RuntimeError until the program calls
+        apply() or close().
+        After the backward pass a gradient holds the sums of its live blocks and zero elsewhere, so
+        that an optimizer does not move masked weights but by weight decay or momentum.
+        compress.run() calls this in each round.
 
         Args:
             masks: Parameter name -> its mask. They replace all masks before; gradients of other
@@ -294,11 +301,19 @@ class PlannedModel:
             try:
                 self._undo.close()
                 self._set_up(self._wanted)
-            except BaseException:
-                self.close()
+            except BaseException as error:
+                self._fail(error)
                 raise
             self.plan = self._wanted
         self._wanted = None
+
+    def _fail(self, error: BaseException) -> None:
+        """Have each forward pass that trains raise, until close(): nothing would be summed."""
+        self.close()
+        self._failure = error
+        self._hooks = [self.module.register_forward_pre_hook(ModuleHook(self._before_forward))]
+        claim(self, self._memory.numbered)  # so that apply() closes this
+        self._undo.callback(unclaim, self, self._memory.numbered)
 
     def describe(self) -> Described:
         """Return what was done since apply(): steps that sent, and what they cost.
@@ -346,12 +361,15 @@ class PlannedModel:
 
         Example:
             >>> planned.wire_state()  # doctest: +SKIP
-            {'residuals': [None]}
+            {'plan': '6d2b...', 'residuals': [None]}
         """
-        return self._wires.state()
+        return self._wires.state(self.plan)
 
     def load_wire_state(self, state: Mapping[str, Any]) -> None:
         """Take what wire_state() returned on this rank, for the same plan.
+
+        Masks are part of the plan: after thin(), call this when a forward pass has trained by them,
+        before its backward pass.
 
         Args:
             state: A bucket without a residual begins at zero.
@@ -362,7 +380,7 @@ class PlannedModel:
         Example:
             >>> planned.load_wire_state(planned.wire_state())  # doctest: +SKIP
         """
-        self._wires.load(state)
+        self._wires.load(state, self.plan)
 
     def close(self) -> None:
         """Remove the hooks; the model is an ordinary one again. Idempotent.
@@ -375,12 +393,20 @@ class PlannedModel:
         for hook in [*self._hooks, *self._outputs.values()]:
             hook.remove()
         self._hooks = []
+        self._failure = None
         self._outputs.clear()
         self._undo.close()
 
     # ---- hooks of the model and the optimizer ----------------------------------------------------
 
     def _before_forward(self, *_: object) -> None:
+        if self._failure is not None:
+            if self._trains():
+                raise RuntimeError(
+                    f"the plan that thin() asked for could not be laid out ({self._failure!r}): "
+                    "call apply() again, or close()"
+                ) from self._failure
+            return
         if not self._trains():
             self._buffers.before_evaluation(shows=self._is_called)
             return

@@ -49,10 +49,9 @@ class Layout:
             self.buffers = on_all_ranks(make, group)
             self._undo.callback(self.buffers.close)
             self.bound: list[StartedBucket] = []
-            wires.begin()
-            for bucket in self.memory.buckets:
-                self.bound.append(wires.bind(bucket.flat))
-                self._undo.callback(self.bound[-1].close)
+            for one in wires.bind(self.memory.buckets):
+                self.bound.append(one)
+                self._undo.callback(one.close)
         except BaseException:
             self.close()
             raise

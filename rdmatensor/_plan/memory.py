@@ -69,15 +69,22 @@ class Bucket:
     gradients: list[Gradient]
     waiting: set[Gradient] = field(default_factory=set)
 
+    def reach(self, gradient: Gradient) -> tuple[int, int]:
+        """Return the first element of a gradient's part of flat, and how many it has."""
+        if gradient.live is None and gradient.place < 0:
+            return 0, 0
+        first = (gradient.address - self.flat.data_ptr()) // self.flat.element_size()
+        live = gradient.live
+        return first, gradient.parameter.numel() if live is None else live.count
+
     def part(self, of: torch.Tensor, gradient: Gradient) -> torch.Tensor:
         """Return a gradient's part of flat, or of a copy of it, in one dimension if it is thin."""
-        like = gradient.parameter
-        first = (gradient.address - self.flat.data_ptr()) // of.element_size()
+        first, count = self.reach(gradient)
+        part = of[first : first + count]
         if gradient.live is not None:
-            return of[first : first + gradient.live.count]
-        if gradient.place < 0:
-            return of[:0].view(like.shape)
-        return of[first : first + like.numel()].as_strided(like.shape, gradient.strides)
+            return part
+        like = gradient.parameter
+        return part.as_strided(like.shape, gradient.strides) if count else part.view(like.shape)
 
 
 class GradientMemory:
