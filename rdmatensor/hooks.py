@@ -18,6 +18,7 @@ from typing import Any, TypeAlias, TypedDict
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket, ProcessGroup
+from torch.utils.weak import WeakIdKeyDictionary
 
 from rdmatensor._backend import lossy
 from rdmatensor._backend.groups import backend_of, group_of
@@ -26,6 +27,7 @@ __all__ = ["HookReport", "LossyState", "bf16", "lossy_hook", "q8"]
 
 Reduced: TypeAlias = torch.futures.Future[torch.Tensor]
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+Numbers: TypeAlias = tuple[int, ...]
 _SAMPLED = 64  # the error is measured in the first step, and in each 64th
 
 
@@ -49,8 +51,9 @@ class HookReport(TypedDict):
 
 @dataclass
 class _Bucket:
-    """A bucket between two steps. residual: None without error feedback."""
+    """A bucket between two steps. numbers: of its parameters; residual: if errors are fed back."""
 
+    numbers: Numbers
     shapes: Shapes
     residual: torch.Tensor | None
     calls: int = 0
@@ -72,7 +75,9 @@ class LossyState:
         self._group = group
         self._is_fed_back = error_feedback
         self._buckets: dict[int, _Bucket] = {}
-        self._loaded: dict[tuple[int, Shapes], torch.Tensor] = {}
+        # In the order of the first step, in which buckets are cut alike in each run.
+        self._numbers: Any = WeakIdKeyDictionary()
+        self._loaded: dict[tuple[Numbers, Shapes], torch.Tensor] = {}
         self._unseen: Counter[tuple[int, ...]] = Counter()  # of a checkpoint, in this step
 
     def describe(self) -> HookReport:
@@ -113,8 +118,12 @@ class LossyState:
         """
         return {
             "buckets": [
-                {"index": index, "shapes": bucket.shapes, "residual": bucket.residual.clone()}
-                for index, bucket in sorted(self._buckets.items())
+                {
+                    "parameters": bucket.numbers,
+                    "shapes": bucket.shapes,
+                    "residual": bucket.residual.clone(),
+                }
+                for _, bucket in sorted(self._buckets.items())
                 if bucket.residual is not None
             ]
         }
@@ -133,11 +142,12 @@ class LossyState:
             >>> state, hook = rdmatensor.hooks.q8()
             >>> state.load_state_dict(state.state_dict())
         """
-        loaded: dict[tuple[int, Shapes], torch.Tensor] = {}
+        loaded: dict[tuple[Numbers, Shapes], torch.Tensor] = {}
         try:
             for bucket in state["buckets"]:
                 shapes = tuple(tuple(map(int, shape)) for shape in bucket["shapes"])
-                loaded[int(bucket["index"]), shapes] = bucket["residual"].to(torch.float32)
+                numbers = tuple(map(int, bucket["parameters"]))
+                loaded[numbers, shapes] = bucket["residual"].to(torch.float32)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(
                 f"load_state_dict: expected what LossyState.state_dict() returns ({error!r})"
@@ -167,17 +177,25 @@ class LossyState:
         if bucket.is_last():
             self._unseen = self._shapes_loaded()
 
+    def _number_of(self, parameter: torch.Tensor) -> int:
+        number: int | None = self._numbers.get(parameter)
+        if number is None:
+            number = self._numbers[parameter] = max(self._numbers.values(), default=-1) + 1
+        return number
+
     def _bucket_of(self, bucket: GradBucket) -> _Bucket:
-        shapes = tuple(tuple(parameter.shape) for parameter in bucket.parameters())
+        parameters = bucket.parameters()
+        shapes = tuple(tuple(parameter.shape) for parameter in parameters)
+        numbers = tuple(map(self._number_of, parameters))
         if self._loaded:
             self._check_loaded(bucket, shapes)
         index = bucket.index()
         known = self._buckets.get(index)
-        if known is None or known.shapes != shapes:
-            residual = self._loaded.pop((index, shapes), None) if self._is_fed_back else None
+        if known is None or (known.numbers, known.shapes) != (numbers, shapes):
+            residual = self._loaded.pop((numbers, shapes), None) if self._is_fed_back else None
             if residual is None and self._is_fed_back:
                 residual = torch.zeros_like(bucket.buffer())
-            known = self._buckets[index] = _Bucket(shapes, residual)
+            known = self._buckets[index] = _Bucket(numbers, shapes, residual)
             for other in [each for each in self._buckets if each > index and bucket.is_last()]:
                 del self._buckets[other]
         return known

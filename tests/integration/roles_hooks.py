@@ -138,6 +138,30 @@ def made(weights: torch.Tensor | None = None) -> tuple[Any, Any, Any]:
     return model, state, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
+def cut_again(rank: int, _world: int) -> dict[str, Any]:
+    """The parameters of a bucket in three steps, and whether its residual was zero before them."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2)]
+    model = DistributedDataParallel(nn.Sequential(*layers))
+    state, hook = rdmatensor.hooks.q8()
+    is_zero: list[bool] = []
+
+    def seen(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        known = state._bucket_of(bucket)
+        is_zero.append(not known.residual.any())
+        found: torch.futures.Future[torch.Tensor] = hook(state, bucket)
+        return found
+
+    seen.__annotations__.clear()
+    model.register_comm_hook(state, seen)
+    parameters = []
+    for step in range(3):
+        loss_of(model, data(rank, step)).backward()  # type: ignore[no-untyped-call]
+        parameters.append(list(state.state_dict()["buckets"][0]["parameters"]))
+    dist.destroy_process_group()
+    return {"parameters": parameters, "is_zero": is_zero}
+
+
 def checkpoint(rank: int, _world: int) -> dict[str, Any]:
     """Five steps, or three and two after a checkpoint; then the residuals of another model."""
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)

@@ -39,6 +39,12 @@ def test_an_infinite_gradient_is_seen_by_all(tmp_path: Path) -> None:
     assert first[3] != first[2]
 
 
+def test_a_residual_belongs_to_its_bucket_s_parameters(tmp_path: Path) -> None:
+    for found in jobs.results(jobs.run("roles_hooks:cut_again", 2, tmp_path)):
+        assert found["parameters"] == [[0, 1], [1, 0], [1, 0]]
+        assert found["is_zero"] == [True, True, False]
+
+
 def test_residuals_survive_a_checkpoint(tmp_path: Path) -> None:
     for found in jobs.results(jobs.run("roles_hooks:checkpoint", 2, tmp_path)):
         assert found["resumed"] == found["whole"]
