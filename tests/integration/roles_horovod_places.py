@@ -262,6 +262,28 @@ def written_meanwhile(rank: int, _world: int) -> str:
     return words
 
 
+def forgotten(rank: int, _world: int) -> dict[str, float]:
+    """An optimizer forgets steps whose gradients were sent; training goes on as without them."""
+    hvd.init()
+    far = []
+    model, other = Net(), torch.nn.parallel.DistributedDataParallel(Net())
+    sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
+    theirs = torch.optim.SGD(other.parameters(), lr=0.5)
+    data = torch.Generator().manual_seed(rank)
+    for number in range(STEPS + 4):
+        if number >= STEPS:
+            optimizer.zero_grad()
+            model(torch.randn(4, 128)).backward()
+            optimizer.load_state_dict(optimizer.state_dict())
+        batch = torch.randn(4, 128, generator=data)
+        _plain(optimizer, model, batch, number)
+        _plain(theirs, other, batch, number)
+        pairs = zip(model.parameters(), other.parameters(), strict=True)
+        far += [float((one - two).abs().max().detach()) for one, two in pairs]
+    return {"far": max(far), **_counted(optimizer)}
+
+
 def at_once(rank: int, world: int, first: int, count: int) -> int:
     """Call allreduce() in a lane, of a program that changes tensors, order and names."""
     hvd.init()

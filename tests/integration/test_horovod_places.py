@@ -62,6 +62,12 @@ def test_a_gradient_that_is_written_while_it_is_summed_is_an_error(tmp_path: Pat
         assert "call optimizer.synchronize() first" in words
 
 
+def test_a_step_that_is_forgotten_ends_first(tmp_path: Path) -> None:
+    for found in jobs.results(jobs.run("roles_horovod_places:forgotten", 2, tmp_path)):
+        assert found["far"] == 0.0
+        assert found["in_place"] > 0
+
+
 @pytest.mark.parametrize(("first", "world"), [(0, 2), (100, 3), (200, 4)])
 def test_allreduces_at_once(
     first: int, world: int, path_forced: dict[str, str], tmp_path: Path

@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -25,6 +26,7 @@ from rdmatensor.horovod import _runtime
 from rdmatensor.horovod._bundle import layout
 from rdmatensor.horovod._entry import Entry
 from rdmatensor.horovod._lane import Lane, Pack
+from rdmatensor.horovod.exceptions import HorovodInternalError
 from rdmatensor.state import GradientsState
 from rdmatensor.torch import ArenaAllocations
 
@@ -92,7 +94,10 @@ class Bucket:
         counts.copied_bytes += self._small_bytes
         later = iter(views)
         for part in self.parts:
-            cast("Entry", part.entry).renew([next(later) for _ in part.parameters])
+            entry = cast("Entry", part.entry)
+            if not entry.is_done:  # its wait was interrupted
+                entry = part.entry = replace(entry)
+            entry.renew([next(later) for _ in part.parameters])
         self.flat = flat
         return flat
 
@@ -120,6 +125,14 @@ class Bucket:
         self._copy(
             [_gradient(self._parameters[i]) for i in self._small], [views[i] for i in self._small]
         )
+
+    def reset(self) -> None:
+        """Forget what was sent, once no rank reads or writes it any more."""
+        for entry in self.entries if self.is_sent else []:
+            if not entry.is_done and _runtime.is_on():
+                with suppress(HorovodInternalError):
+                    _runtime.controller().wait(entry)
+        self.missing, self.is_sent, self.flat = len(self.parts), False, None
 
     @staticmethod
     def _copy(to: list[torch.Tensor], of: list[torch.Tensor]) -> None:
@@ -253,11 +266,11 @@ class Buckets:
         self._memory.begin(in_passes=True)
 
     def reset(self) -> None:
-        """Forget an unfinished step."""
+        """Forget an unfinished step; waits until what this rank has sent of it is summed."""
+        for bucket in self.all:
+            bucket.reset()
         if self._memory is not None:
             self._memory.forget()
-        for bucket in self.all:
-            bucket.missing, bucket.is_sent, bucket.flat = len(bucket.parts), False, None
 
     def close(self) -> None:
         """Let the memory go, but for gradients that are in use."""
