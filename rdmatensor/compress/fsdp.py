@@ -15,7 +15,9 @@ from rdmatensor.compress.wire import reduce_scatter
 class ReduceScatter:
     """What FSDP2 calls in place of reduce_scatter: gradients are sent in fewer bytes.
 
-    Use one for each module: it keeps what encoding lost of that module's gradients.
+    Make one object for each module, since it keeps what encoding lost of that module's gradients.
+    FSDP does not name the module that it calls for: one object for two modules of different sizes
+    is an error, but of equal sizes it adds what was lost of one module to the other's gradients.
 
     Example:
         >>> fully_shard(model)  # doctest: +SKIP
@@ -71,7 +73,7 @@ class ReduceScatter:
         """Sum the gradients of all ranks; FSDP calls it."""
         if self._is_fed_back:
             if self.residual is None:
-                self.residual = torch.zeros(input_tensor.numel())
+                self.residual = torch.zeros(input_tensor.numel(), dtype=torch.float32)
             elif self.residual.numel() != input_tensor.numel():
                 raise ValueError(
                     f"ReduceScatter: {input_tensor.numel()} gradients after "
