@@ -112,6 +112,7 @@ def test_masks_of_a_checkpoint_are_followed(tmp_path: Path) -> None:
     assert run("loaded", tmp_path) == [[True, True]] * 2
 
 
+@pytest.mark.slow
 def test_programs_that_change_gradients_and_parameters_that_are_not_used(tmp_path: Path) -> None:
     for rank in run("roles_thin_programs:surprises", tmp_path):
         assert all(rank["replaced"])

@@ -58,6 +58,7 @@ def states(study: optuna.Study) -> list[str]:
     return [trial.state.name for trial in study.trials]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "trials"),
     [
@@ -98,6 +99,7 @@ def test_random_programs_have_equal_answers_on_all_ranks(
         assert set(states(study)) == {"PRUNED", "COMPLETE"}
 
 
+@pytest.mark.slow
 def test_a_seeded_sampler_suggests_what_it_does_in_optuna_alone(tmp_path: Path) -> None:
     def sampler() -> optuna.samplers.BaseSampler:
         return optuna.samplers.TPESampler(seed=5, n_startup_trials=3)
@@ -188,6 +190,7 @@ def test_functions_of_the_main_program_need_no_guard(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["5.0"]
 
 
+@pytest.mark.slow
 def test_two_studies_keep_to_their_ports_and_memory(tmp_path: Path) -> None:
     settings = {"one": ((29100, 29109), 64), "two": ((29110, 29119), 1024)}
 
