@@ -274,10 +274,10 @@ TEST(a_backup_is_read_after_a_switch_by_the_new_map)
 
 TEST(a_dense_model_has_no_rule_of_the_program)
 {
-    const struct rdt_ps_dense_opts opts = {
-        .struct_size = sizeof(opts),
-        .count = 4,
-        .rule = {.struct_size = sizeof(opts.rule), .kind = RDT_PS_CUSTOM}};
+    const struct rdt_ps_dense_opts opts = {.struct_size = sizeof(opts),
+                                           .count = 4,
+                                           .rule = {.struct_size = sizeof(opts.rule),
+                                                    .kind = RDT_PS_CUSTOM}};
     struct rdt_error err = {0};
     uint32_t id;
 
