@@ -219,16 +219,16 @@ def death(rank: int, _world: int) -> dict[str, Any]:
 def traffic(_rank: int, _world: int) -> dict[str, int]:
     """Bytes that the kernel sends for one sum of 16 MiB: exact, then by each wire."""
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
-    beside = dist.new_group(timeout=TIMEOUT)
+    aside = dist.new_group(timeout=TIMEOUT)
     tensor = torch.randn(4 << 20)
     found = {}
     for wire in ("exact", "bf16", "q8"):
         for is_counted in (False, True):
-            dist.barrier(group=beside)
+            dist.barrier(group=aside)
             time.sleep(0.2)
             before, _ = kernel_bytes()
             compress.all_reduce(tensor.clone(), wire=wire)  # type: ignore[arg-type]
-            dist.barrier(group=beside)
+            dist.barrier(group=aside)
             time.sleep(0.2)
             if is_counted:
                 found[wire] = kernel_bytes()[0] - before
